@@ -1,0 +1,47 @@
+# Two commands: `make demo` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# One thread per process: two torch threads on a busy two-core machine are slower than one.
+export OMP_NUM_THREADS ?= 1
+export MPLBACKEND := Agg
+
+.PHONY: demo test venv lint types layers tests clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   install into .venv and run the main job on data the package makes itself"
+	@echo "make test   install and run lint, types, import layers, doctests and tests"
+	@echo "make venv   install only"
+	@echo "make clean  remove .venv, caches and the demo's output"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("equipool needs Python 3.11 or newer; set PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: venv
+	$(BIN)/equipool demo --out equipool-demo --force
+
+test: lint types layers tests
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+layers: venv
+	$(BIN)/lint-imports
+
+tests: venv
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) equipool-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

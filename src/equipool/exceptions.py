@@ -1,0 +1,19 @@
+"""The errors and warnings of equipool, one family that a caller can catch as a whole."""
+
+__all__ = ["EquipoolError", "EquipoolWarning", "InputError", "MissingExtraError"]
+
+
+class EquipoolError(Exception):
+    """Base of every error that equipool raises on purpose."""
+
+
+class InputError(EquipoolError, ValueError):
+    """The data or an argument cannot be used; the message names the cause and the remedy."""
+
+
+class MissingExtraError(EquipoolError, ImportError):
+    """An optional package is needed for this call; the message says what to install."""
+
+
+class EquipoolWarning(UserWarning):
+    """The result is correct, but the user should know something about it."""

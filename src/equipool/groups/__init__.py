@@ -1,0 +1,31 @@
+"""The group mathematics: rotations of SO(n), the covariates' action on the latent sphere, τ and Φ."""
+
+from equipool.groups.action import CovariateAction
+from equipool.groups.rotations import (
+    PlaneRotation,
+    all_ones_basis,
+    all_ones_frequencies,
+    all_ones_generator,
+    cayley,
+    exp,
+    is_rotation,
+    rotate_planes,
+    skew,
+)
+from equipool.groups.tau import FrameTau, LearnedTau, Phi
+
+__all__ = [
+    "CovariateAction",
+    "FrameTau",
+    "LearnedTau",
+    "Phi",
+    "PlaneRotation",
+    "all_ones_basis",
+    "all_ones_frequencies",
+    "all_ones_generator",
+    "cayley",
+    "exp",
+    "is_rotation",
+    "rotate_planes",
+    "skew",
+]

@@ -1,0 +1,185 @@
+"""How covariates act on the latent sphere: ρ(c) = exp(Σ_k c_k A_k), all covariates in one torus of SO(n).
+
+The generators A_k are skew and commute, so one orthonormal basis turns all of them into rotations of
+⌊n/2⌋ planes: plane p turns by the angle (Ω c)_p. Applying ρ(c) to N vectors costs O(N n) in plane
+coordinates and O(N n²) in the ambient ones; no matrix exponential is ever taken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from equipool.exceptions import InputError
+from equipool.groups.rotations import PlaneRotation, all_ones_basis, all_ones_frequencies
+
+__all__ = ["CovariateAction"]
+
+Coordinates = Literal["planes", "ambient"]
+
+
+class CovariateAction(nn.Module):
+    """The action ρ of K covariates on R^n: call it with covariates to get rotations.
+
+    Covariates are expected in scaled units, where the training range is [−1, 1]
+    (:class:`equipool.data.Covariate` does the scaling).
+
+    Parameters
+    ----------
+    frequencies
+        Ω, shape (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle by which each plane turns
+        for one unit of each covariate.
+    n
+        Dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed.
+    basis
+        Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are given in plane
+        coordinates already.
+    dtype
+        Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype, so the
+        default keeps fast planes exact for float32 vectors. Use ``.float()`` on devices without float64.
+
+    Examples
+    --------
+    >>> rho = CovariateAction.spread(4)
+    >>> age, x = torch.tensor([-1.0, 1.0]), torch.eye(4)[:2]
+    >>> turned = rho(age) @ x
+    >>> torch.allclose(rho(age).inverse @ turned, x)
+    True
+    >>> torch.allclose(rho.transport(turned, age, torch.zeros(2)), x)
+    True
+    """
+
+    frequencies: Tensor
+    basis: Tensor | None
+
+    def __init__(
+        self,
+        frequencies: Any,
+        *,
+        n: int | None = None,
+        basis: Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        omega = torch.as_tensor(frequencies, dtype=dtype)
+        omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
+        self.n = 2 * omega.shape[0] if n is None else n
+        _check_shapes(omega, self.n, basis)
+        self.register_buffer("frequencies", omega)
+        self.register_buffer("basis", None if basis is None else basis.to(dtype))
+
+    @classmethod
+    def all_ones(
+        cls, n: int, n_covariates: int = 1, *, coordinates: Coordinates = "planes"
+    ) -> CovariateAction:
+        """Build the paper's action: the all-ones generator of so(n).
+
+        One generator cannot tell two covariates apart, so with K covariates the space is cut into K blocks
+        and each gets the all-ones generator of its own block. In ``coordinates="ambient"`` the matrices are
+        literally exp(c·1_m); ``"planes"`` is the same action in the basis that makes it cheap.
+        """
+        planes = _planes_per_covariate(n, n_covariates)
+        sizes = [2 * p for p in planes]
+        sizes[-1] += n % 2
+        omega = torch.block_diag(*[all_ones_frequencies(size).unsqueeze(-1) for size in sizes])
+        basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
+        return cls(omega, n=n, basis=basis)
+
+    @classmethod
+    def spread(
+        cls, n: int, n_covariates: int = 1, *, base: float = math.pi / 2, harmonics: int = 4
+    ) -> CovariateAction:
+        """Build an action with frequencies evenly spread over 1 … ``harmonics`` multiples of ``base``.
+
+        Whole multiples make ρ periodic with the period of its slowest plane. Only then can a τ be
+        equivariant for every rotation and not merely as long as no phase wraps around
+        (see :attr:`FrameTau.exact_everywhere`). With the default base the training range [−1, 1] covers half
+        a turn of the slowest plane, which leaves half a turn for people outside that range.
+        """
+        columns = []
+        for planes in _planes_per_covariate(n, n_covariates):
+            top = min(harmonics, planes)
+            columns.append(base * torch.linspace(1, top, planes, dtype=torch.float64).round().unsqueeze(-1))
+        return cls(torch.block_diag(*columns), n=n)
+
+    @property
+    def n_covariates(self) -> int:
+        """K, the number of covariates."""
+        return self.frequencies.shape[1]
+
+    @property
+    def n_planes(self) -> int:
+        """⌊n/2⌋, the number of planes that turn."""
+        return self.frequencies.shape[0]
+
+    def covariates(self, c: Any) -> Tensor:
+        """Return c as a tensor (..., K); one covariate may come as (...,)."""
+        c = torch.as_tensor(c, device=self.frequencies.device)
+        if self.n_covariates == 1 and (c.dim() < 2 or c.shape[-1] != 1):
+            c = c.unsqueeze(-1)
+        if c.dim() == 0 or c.shape[-1] != self.n_covariates:
+            raise InputError(
+                f"This action has {self.n_covariates} covariate(s), so c needs that many columns. "
+                f"Got shape {tuple(c.shape)}."
+            )
+        return c.to(torch.promote_types(c.dtype, self.frequencies.dtype))
+
+    def angles(self, c: Any) -> Tensor:
+        """Return the angle of every plane, Ω c: shape (..., ⌊n/2⌋)."""
+        c = self.covariates(c)
+        return c @ self.frequencies.to(c.dtype).mT
+
+    def forward(self, c: Any) -> PlaneRotation:
+        """Return ρ(c). Rotations multiply vectors and one another by ``@``; ρ(a) @ ρ(b) is ρ(a + b)."""
+        return PlaneRotation(self.angles(c), n=self.n, basis=self.basis)
+
+    def transport(self, x: Tensor, source: Any, target: Any) -> Tensor:
+        """Γ_{c→c'}: move latents x (..., n) from covariates ``source`` to ``target``, ρ(c' − c) x."""
+        return self(self.covariates(target) - self.covariates(source)).apply(x)
+
+    def generators(self) -> Tensor:
+        """Return the commuting skew matrices A_k, shape (K, n, n): for inspection and tests."""
+        planes = torch.zeros(self.n_covariates, self.n, self.n, dtype=self.frequencies.dtype)
+        even = torch.arange(0, 2 * self.n_planes, 2)
+        planes[:, even + 1, even] = self.frequencies.mT.cpu()
+        planes = planes.to(self.frequencies.device)
+        planes = planes - planes.mT
+        return planes if self.basis is None else self.basis @ planes @ self.basis.mT
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(action)``."""
+        coordinates = "planes" if self.basis is None else "ambient"
+        return f"n={self.n}, n_covariates={self.n_covariates}, coordinates={coordinates!r}"
+
+
+def _check_shapes(omega: Tensor, n: int, basis: Tensor | None) -> None:
+    """Refuse frequencies and bases that do not describe an action on R^n."""
+    if omega.dim() != 2 or omega.shape[1] == 0 or omega.shape[0] != n // 2:
+        raise InputError(
+            f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
+        )
+    if not torch.isfinite(omega).all():
+        raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
+    if basis is None:
+        return
+    if basis.shape != (n, n):
+        raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
+    gap = (basis.mT @ basis - torch.eye(n, dtype=basis.dtype, device=basis.device)).abs().max().item()
+    if gap > 1e3 * torch.finfo(basis.dtype).eps:
+        raise InputError(
+            f"basis must be orthonormal. Got columns off by {gap:.1e}; take the Q of torch.linalg.qr(basis)."
+        )
+
+
+def _planes_per_covariate(n: int, n_covariates: int) -> list[int]:
+    """Share ⌊n/2⌋ planes among the covariates as evenly as possible, at least one each."""
+    planes = n // 2
+    if n_covariates < 1 or planes < n_covariates:
+        raise InputError(
+            f"Each covariate needs a plane of its own: {n_covariates} covariate(s) need "
+            f"n >= {2 * max(n_covariates, 1)}. Got n={n}."
+        )
+    return [planes // n_covariates + (k < planes % n_covariates) for k in range(n_covariates)]

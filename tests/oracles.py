@@ -1,0 +1,35 @@
+"""The paper's formulas written down literally and slowly: the oracles of the tests and benchmarks."""
+
+import torch
+from torch import Tensor
+
+
+def equation_4(tau: Tensor, c: Tensor, generators: Tensor, weights: Tensor | None = None) -> Tensor:
+    """L_stage1 as printed, with one matrix exponential for each pair and direction.
+
+    ``generators`` (K, n, n): the A_k with ρ(c) = exp(Σ c_k A_k). G(i, j) moves τ_i to τ_j.
+    """
+    w = torch.ones(len(tau), dtype=tau.dtype) if weights is None else weights
+    total = tau.new_zeros(())
+    for i in range(len(tau)):
+        for j in range(i + 1, len(tau)):
+            generator = torch.einsum("k,kab->ab", c[j] - c[i], generators)
+            there, back = torch.matrix_exp(generator), torch.matrix_exp(-generator)
+            pair = (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
+            total = total + w[i] * w[j] * pair
+    return total
+
+
+def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The same with the Cayley map A ↦ (I − A)(I + A)⁻¹ in place of expm."""
+    w = torch.ones(len(tau), dtype=tau.dtype) if weights is None else weights
+    identity = torch.eye(tau.shape[1], dtype=tau.dtype)
+    total = tau.new_zeros(())
+    for i in range(len(tau)):
+        for j in range(i + 1, len(tau)):
+            generator = torch.einsum("k,kab->ab", c[j] - c[i], generators)
+            there = (identity - generator) @ torch.linalg.inv(identity + generator)
+            back = torch.linalg.inv(there)
+            pair = (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
+            total = total + w[i] * w[j] * pair
+    return total
