@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from oracles import equation_4
-
 from equipool.groups import CovariateAction
 from equipool.nn import equivariance_loss
+from oracles import equation_4
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -122,7 +121,9 @@ def slope(runs: list[dict[str, float]], key: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grow", type=int, metavar="N", help="measure one N in this process (used by itself)")
+    parser.add_argument(
+        "--grow", type=int, metavar="N", help="measure one N in this process (used by itself)"
+    )
     arguments = parser.parse_args()
     if arguments.grow:
         return grow(arguments.grow)

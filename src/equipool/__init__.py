@@ -1,0 +1,47 @@
+"""equipool: pool multi-site datasets so that they can be analysed as one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from equipool.data import PooledDataset as PooledDataset
+    from equipool.data import check as check
+    from equipool.data import read_table as read_table
+    from equipool.data import simulate_table as simulate_table
+    from equipool.groups import CovariateAction as CovariateAction
+
+# Public names and the modules that hold them: imported at first use, so that `import equipool` is instant.
+_PUBLIC = {
+    "CovariateAction": "equipool.groups",
+    "PooledDataset": "equipool.data",
+    "check": "equipool.data",
+    "read_table": "equipool.data",
+    "simulate_table": "equipool.data",
+}
+
+__all__ = [
+    "CovariateAction",
+    "PooledDataset",
+    "__version__",
+    "check",
+    "read_table",
+    "simulate_table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    import difflib
+
+    near = difflib.get_close_matches(name, _PUBLIC, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise AttributeError(f"module 'equipool' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -83,7 +83,7 @@ class CovariateAction(nn.Module):
         """
         planes = _planes_per_covariate(n, n_covariates)
         sizes = [2 * p for p in planes]
-        sizes[-1] += n % 2
+        sizes[-1] += n % 2  # the fixed axis of odd n comes last, where plane coordinates have it
         omega = torch.block_diag(*[all_ones_frequencies(size).unsqueeze(-1) for size in sizes])
         basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
         return cls(omega, n=n, basis=basis)
@@ -175,11 +175,11 @@ def _check_shapes(omega: Tensor, n: int, basis: Tensor | None) -> None:
 
 
 def _planes_per_covariate(n: int, n_covariates: int) -> list[int]:
-    """Share ⌊n/2⌋ planes among the covariates as evenly as possible, at least one each."""
+    """Share ⌊n/2⌋ planes among the covariates as evenly as possible, the larger shares last."""
     planes = n // 2
     if n_covariates < 1 or planes < n_covariates:
         raise InputError(
             f"Each covariate needs a plane of its own: {n_covariates} covariate(s) need "
             f"n >= {2 * max(n_covariates, 1)}. Got n={n}."
         )
-    return [planes // n_covariates + (k < planes % n_covariates) for k in range(n_covariates)]
+    return [(planes + k) // n_covariates for k in range(n_covariates)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -53,6 +52,7 @@ def equivariance_loss(
 
     Examples
     --------
+    >>> import torch
     >>> rho = CovariateAction.spread(4)
     >>> age = torch.tensor([-0.5, 0.1, 0.9])
     >>> tau = rho(age) @ torch.ones(3, 4)

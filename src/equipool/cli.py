@@ -1,0 +1,137 @@
+"""The command line: thin functions over the Python interface. Heavy imports wait until they are needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from equipool import __version__
+from equipool.exceptions import EquipoolError
+
+__all__ = ["main"]
+
+FINE, CANNOT_BE_POOLED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
+
+EPILOG = """\
+exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong, 130 interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except EquipoolError as error:
+        print(f"equipool: {error}", file=sys.stderr)
+        return WRONG_CALL
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) left early: nothing went wrong on our side.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        print("equipool: interrupted; nothing was left half-written.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="equipool",
+        description="Pool multi-site datasets so that they can be analysed as one.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"equipool {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_check(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="can the sites of this table be pooled, and at what price?",
+        description="Look at a table before anything is fitted: sites, overlap of covariates, confounding, "
+        "bad values. Ends with a verdict.",
+        epilog=EPILOG,
+    )
+    check.add_argument("table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file")
+    check.add_argument("--site", required=True, metavar="COLUMN", help="the scanner, centre or group")
+    check.add_argument(
+        "--covariate",
+        dest="covariates",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN",
+        help="what people differ in, such as age; may be repeated",
+    )
+    check.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
+    check.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    check.add_argument(
+        "--features",
+        nargs="+",
+        metavar="COLUMN",
+        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
+    )
+    check.add_argument(
+        "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
+    )
+    check.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+    check.add_argument(
+        "--missing",
+        choices=("error", "impute"),
+        default="error",
+        help="whether missing feature values stand in the way (default: error)",
+    )
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    check.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
+    check.set_defaults(command=_check)
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser("demo", help="make a pool of three scanners up and show what equipool does")
+    demo.add_argument("--out", type=Path, default=Path("equipool-demo"), metavar="DIR", help="where to write")
+    demo.add_argument("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--force", action="store_true", help="overwrite an earlier demo in DIR")
+    demo.set_defaults(command=_demo)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from equipool.data import check
+
+    report = check(
+        arguments.table,
+        site=arguments.site,
+        covariates=arguments.covariates,
+        target=arguments.target,
+        id=arguments.id,
+        features=arguments.features,
+        ignore=arguments.ignore,
+        task=arguments.task,
+        missing=arguments.missing,
+    )
+    print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
+    if arguments.figure:
+        from equipool.report.figures import preflight_figure, save_figure
+
+        written = save_figure(preflight_figure(report), arguments.figure)
+        print(f"Figure: {written}", file=sys.stderr)
+    return FINE if report.ok else CANNOT_BE_POOLED
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from equipool.report.demo import run_demo
+
+    run_demo(arguments.out, overlap=arguments.overlap, seed=arguments.seed, force=arguments.force)
+    return FINE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""PooledDataset: people from several sites, with features or images, a target and covariates."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from equipool.data.splits import deal, systematic
+from equipool.data.tables import read_table
+from equipool.exceptions import InputError
+from equipool.validation import Inputs, Missing, Task, check_inputs
+
+__all__ = ["Covariate", "PooledDataset"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+Stratum = Literal["site", "target"] | str
+
+
+@dataclass(frozen=True)
+class Covariate:
+    """A covariate's name, unit and scale; scaled values lie in [−1, 1] over the people it was made from.
+
+    Examples
+    --------
+    >>> age = Covariate.of("age", np.array([20.0, 80.0]), unit="years")
+    >>> age.scaled(np.array([20.0, 50.0, 80.0, 95.0]))
+    array([-1. ,  0. ,  1. ,  1.5])
+    >>> float(age.unscaled(0.0))
+    50.0
+    """
+
+    name: str
+    unit: str = ""
+    centre: float = 0.0
+    scale: float = 1.0
+    levels: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, values: FloatArray, *, unit: str = "", levels: tuple[str, ...] | None = None
+    ) -> Covariate:
+        """Take the scale from the range of values."""
+        low, high = float(values.min()), float(values.max())
+        return cls(name, unit, (low + high) / 2, (high - low) / 2 or 1.0, levels)
+
+    def scaled(self, values: ArrayLike) -> Any:
+        """Return (values − centre) / scale."""
+        return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
+
+    def unscaled(self, values: ArrayLike) -> Any:
+        """Return values in the covariate's own unit."""
+        return np.asarray(values, dtype=np.float64) * self.scale + self.centre
+
+
+@dataclass(frozen=True, eq=False)
+class PooledDataset:
+    """A checked, immutable pool of people from several sites.
+
+    Build it with :meth:`from_arrays`, :meth:`from_frame` or :meth:`read`; select rows with
+    ``pool[rows]`` or :meth:`select`. A selection keeps the sites' names and the covariates' scale of the
+    whole, so that train and test speak the same language.
+
+    Attributes
+    ----------
+    X
+        Features (rows, features), or ``None`` for a pool of images.
+    images
+        Paths of the images, or ``None``.
+    y
+        Target: class labels or numbers, or ``None``.
+    site
+        Index of each person's site in ``sites``.
+    sites
+        The sites' names, in order.
+    C
+        Covariates (rows, K) in their own units; :attr:`scaled` has them in [−1, 1].
+    covariates
+        Name, unit and scale of each.
+    ids
+        One for each row.
+
+    Examples
+    --------
+    >>> pool = PooledDataset.from_arrays([[1.0], [2.0], [3.0], [4.0]], site=["A", "A", "B", "B"],
+    ...                                  covariates=[20.0, 30.0, 60.0, 70.0], covariate_names=["age"])
+    >>> pool
+    PooledDataset: 4 rows, 1 feature, 2 sites (A, B), covariates age
+    >>> pool[pool.C[:, 0] > 25].ids.tolist()
+    ['2', '3', '4']
+    """
+
+    X: FloatArray | None
+    images: tuple[Path, ...] | None
+    y: NDArray[Any] | None
+    site: IntArray
+    sites: tuple[str, ...]
+    C: FloatArray
+    covariates: tuple[Covariate, ...]
+    ids: NDArray[np.object_]
+    feature_names: tuple[str, ...] = ()
+    target_name: str = "target"
+    task: Task | None = None
+
+    def __post_init__(self) -> None:
+        for array in (self.X, self.y, self.site, self.C, self.ids):
+            if array is not None:
+                array.setflags(write=False)
+
+    # -- building ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: Any = None,
+        *,
+        site: Any,
+        covariates: Any = None,
+        y: Any = None,
+        ids: Any = None,
+        images: Iterable[str | Path] | None = None,
+        covariate_names: Sequence[str] | None = None,
+        units: Mapping[str, str] | None = None,
+        task: Task | None = None,
+        missing: Missing = "error",
+    ) -> PooledDataset:
+        """Build a pool from arrays, lists, series or frames of one length; give X or images."""
+        paths = None if images is None else tuple(Path(image) for image in images)
+        if (X is None) == (paths is None):
+            raise InputError("Give either X (features) or images (paths); got both or neither.")
+        if paths is not None:
+            # The validator sees the images as one column that always varies.
+            X = np.arange(len(paths), dtype=np.float64)[:, None]
+        inputs = Inputs.from_arrays(
+            X,
+            site=site,
+            covariates=covariates,
+            y=y,
+            ids=ids,
+            covariate_names=covariate_names,
+            task=task,
+        )
+        return cls._from_inputs(inputs, units or {}, missing, paths)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        site: str,
+        covariates: str | Sequence[str] = (),
+        target: str | None = None,
+        id: str | None = None,
+        features: str | Sequence[str] | None = None,
+        images: str | None = None,
+        ignore: Sequence[str] = (),
+        units: Mapping[str, str] | None = None,
+        task: Task | None = None,
+        missing: Missing = "error",
+    ) -> PooledDataset:
+        """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
+
+        ``images`` names a column of paths; the pool then holds these in place of features.
+        """
+        paths = None
+        if images is not None:
+            paths = _image_paths(frame, images)
+            frame = frame.assign(**{images: np.arange(len(frame), dtype=np.float64)})
+            features = [images]
+        inputs = Inputs.from_frame(
+            frame,
+            site=site,
+            covariates=covariates,
+            target=target,
+            id=id,
+            features=features,
+            ignore=ignore,
+            task=task,
+        )
+        return cls._from_inputs(inputs, units or {}, missing, paths)
+
+    @classmethod
+    def read(cls, path: str | Path, *, site: str, id: str | None = None, **roles: Any) -> PooledDataset:
+        """Build a pool from a CSV, TSV or Parquet file; arguments as for :meth:`from_frame`."""
+        frame = read_table(path, labels=[site, *([id] if id else [])])
+        return cls.from_frame(frame, site=site, id=id, **roles)
+
+    @classmethod
+    def _from_inputs(
+        cls, inputs: Inputs, units: Mapping[str, str], missing: Missing, images: tuple[Path, ...] | None
+    ) -> PooledDataset:
+        check_inputs(inputs, missing=missing)
+        sites, codes = np.unique(inputs.site.astype(str), return_inverse=True)
+        covariates = tuple(
+            Covariate.of(name, inputs.covariates[:, k], unit=units.get(name, ""), levels=inputs.levels[k])
+            for k, name in enumerate(inputs.covariate_names)
+        )
+        ids = inputs.ids
+        if ids is None:
+            ids = np.array([str(row + 1) for row in range(inputs.n_rows)], dtype=object)
+        return cls(
+            X=None if images is not None else inputs.X.copy(),
+            images=images,
+            y=None if inputs.target is None else inputs.target.copy(),
+            site=codes.astype(np.intp),
+            sites=tuple(map(str, sites)),
+            C=inputs.covariates.copy(),
+            covariates=covariates,
+            ids=ids.copy(),
+            feature_names=() if images is not None else inputs.feature_names,
+            target_name=inputs.target_name,
+            task=inputs.task,
+        )
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    def __repr__(self) -> str:
+        what = "images" if self.X is None else f"{self.X.shape[1]} feature{'s' * (self.X.shape[1] != 1)}"
+        names = ", ".join(self.sites[:4]) + (", …" if len(self.sites) > 4 else "")
+        parts = [f"{len(self)} rows", what, f"{len(self.sites)} sites ({names})"]
+        if self.covariates:
+            parts.append("covariates " + ", ".join(covariate.name for covariate in self.covariates))
+        if self.y is not None:
+            parts.append(f"target {self.target_name}")
+        return f"PooledDataset: {', '.join(parts)}"
+
+    @property
+    def scaled(self) -> FloatArray:
+        """The covariates in scaled units, (rows, K): what :class:`CovariateAction` takes."""
+        centre = np.array([covariate.centre for covariate in self.covariates])
+        scale = np.array([covariate.scale for covariate in self.covariates])
+        scaled: FloatArray = (self.C - centre) / scale
+        return scaled
+
+    @property
+    def site_labels(self) -> NDArray[np.object_]:
+        """The name of each person's site."""
+        return np.array(self.sites, dtype=object)[self.site]
+
+    def covariate(self, name: str) -> FloatArray:
+        """Return one covariate by name, in its own unit."""
+        names = [covariate.name for covariate in self.covariates]
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {names}."
+            raise InputError(f"The pool has no covariate {name!r}; {hint}")
+        return self.C[:, names.index(name)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the pool as a table: id, site, target, covariates, then features or image paths."""
+        columns: dict[str, Any] = {"id": self.ids, "site": self.site_labels}
+        if self.y is not None:
+            columns[self.target_name] = self.y
+        for k, covariate in enumerate(self.covariates):
+            levels, values = covariate.levels, self.C[:, k]
+            columns[covariate.name] = values if levels is None else [levels[int(v)] for v in values]
+        roles = pd.DataFrame(columns)
+        if self.X is None:
+            return roles.assign(image=[str(path) for path in self.images or ()])
+        return pd.concat([roles, pd.DataFrame(self.X, columns=list(self.feature_names))], axis=1)
+
+    # -- selecting -----------------------------------------------------------------------------------------
+
+    def __getitem__(self, rows: Any) -> PooledDataset:
+        """Select rows by a mask, positions or a slice; sites and scales stay those of the whole."""
+        positions = np.arange(len(self))[rows]
+        if positions.ndim != 1:
+            raise InputError("Select rows with a mask, a list of positions or a slice, not a single number.")
+        return replace(
+            self,
+            X=None if self.X is None else self.X[positions],
+            images=None if self.images is None else tuple(self.images[k] for k in positions),
+            y=None if self.y is None else self.y[positions],
+            site=self.site[positions],
+            C=self.C[positions],
+            ids=self.ids[positions],
+        )
+
+    def select(
+        self,
+        *,
+        sites: str | Iterable[str] | None = None,
+        target: Any = None,
+        between: Mapping[str, tuple[float, float]] | None = None,
+    ) -> PooledDataset:
+        """Select people by site, by target value and by covariate ranges (both ends included).
+
+        Examples
+        --------
+        >>> pool = PooledDataset.from_arrays([[1.0], [2.0], [3.0]], site=["A", "B", "B"],
+        ...                                  covariates=[20.0, 30.0, 60.0], covariate_names=["age"])
+        >>> len(pool.select(sites="B", between={"age": (50, 90)}))
+        1
+        """
+        mask = np.ones(len(self), dtype=bool)
+        if sites is not None:
+            wanted = [sites] if isinstance(sites, str) else list(sites)
+            unknown = [name for name in wanted if name not in self.sites]
+            if unknown:
+                raise InputError(f"The pool has no site {unknown[0]!r}; it has {', '.join(self.sites)}.")
+            mask &= np.isin(self.site_labels.astype(str), wanted)
+        if target is not None:
+            if self.y is None:
+                raise InputError("The pool has no target to select by.")
+            mask &= self.y == (str(target) if self.task == "class" else target)
+        for name, (low, high) in (between or {}).items():
+            values = self.covariate(name)
+            mask &= (values >= low) & (values <= high)
+        return self[mask]
+
+    # -- splitting -----------------------------------------------------------------------------------------
+
+    def split(
+        self, test_size: float = 0.2, *, stratify: Stratum | Sequence[Stratum] = "site", random_state: int = 0
+    ) -> tuple[IntArray, IntArray]:
+        """Return (train, test) row positions with every stratum in proportion.
+
+        ``stratify`` names ``"site"``, ``"target"`` and covariates, in order of importance.
+        """
+        if not 0 < test_size < 1:
+            raise InputError(f"test_size must be a share between 0 and 1. Got {test_size}.")
+        test = systematic(*self._strata(stratify), test_size, random_state)
+        return np.flatnonzero(~test), np.flatnonzero(test)
+
+    def folds(
+        self, n_folds: int = 5, *, stratify: Stratum | Sequence[Stratum] = "site", random_state: int = 0
+    ) -> list[tuple[IntArray, IntArray]]:
+        """Return (train, test) positions of each fold, for scikit-learn's ``cv=``; see :meth:`split`."""
+        if not 2 <= n_folds <= len(self):
+            raise InputError(f"n_folds must be between 2 and the {len(self)} rows. Got {n_folds}.")
+        part = deal(*self._strata(stratify), n_folds, random_state)
+        return [(np.flatnonzero(part != k), np.flatnonzero(part == k)) for k in range(n_folds)]
+
+    def leave_one_site_out(self) -> list[tuple[IntArray, IntArray]]:
+        """Return (train, test) positions with each site in turn as the test set, in their order."""
+        present = np.unique(self.site)
+        return [(np.flatnonzero(self.site != k), np.flatnonzero(self.site == k)) for k in present]
+
+    def _strata(self, stratify: Stratum | Sequence[Stratum]) -> tuple[list[IntArray], list[FloatArray]]:
+        labels: list[IntArray] = []
+        numbers: list[FloatArray] = []
+        for name in [stratify] if isinstance(stratify, str) else stratify:
+            if name == "site":
+                labels.append(self.site)
+            elif name == "target":
+                if self.y is None:
+                    raise InputError("The pool has no target to stratify by.")
+                if self.task == "class":
+                    labels.append(np.unique(self.y.astype(str), return_inverse=True)[1].astype(np.intp))
+                else:
+                    numbers.append(self.y)
+            else:
+                numbers.append(self.covariate(name))
+        return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers
+
+
+def _image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
+    """Return the paths of an image column; name the rows without one."""
+    from equipool.validation import require_columns
+    from equipool.validation.findings import rows_text
+
+    require_columns(frame, [column])
+    missing = np.flatnonzero(frame[column].isna()).tolist()
+    if missing:
+        raise InputError(
+            f"Column {column!r} names no image in {rows_text(missing)}; fill it in or drop these rows."
+        )
+    return tuple(Path(str(value)) for value in frame[column])

@@ -1,0 +1,124 @@
+"""Figures. Colours are those of Okabe and Ito, which colour-blind people can tell apart."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipool.exceptions import InputError
+from equipool.validation import PreflightReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["preflight_figure", "save_figure"]
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5C5C5C")
+SITES_SHOWN = 30
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def preflight_figure(report: PreflightReport) -> Figure:
+    """Draw who is where: rows per site, each covariate's spread by site, and who overlaps with whom."""
+    from matplotlib.figure import Figure
+
+    names = [name for name in report.inputs.covariate_names if name in report.overlap]
+    shown = report.sites.sort_values("rows", ascending=False).index[:SITES_SHOWN]
+    rows = max(len(names), 1)
+    # The rows of a figure grow with the sites, or labels would run into each other.
+    height = max(2.6, 0.3 * len(shown) + 1.2)
+    figure = Figure(figsize=(11, height * rows + 0.6), layout="constrained")
+    axes = figure.subplots(rows, 3, squeeze=False, width_ratios=(1, 1.6, 1.2))
+    for k, line in enumerate(axes):
+        _draw_sizes(line[0], report, list(shown)) if k == 0 else line[0].set_axis_off()
+        if k < len(names):
+            _draw_spread(line[1], report, names[k], list(shown))
+            _draw_overlap(line[2], report, names[k], list(shown))
+        else:
+            line[1].set_axis_off(), line[2].set_axis_off()
+    figure.suptitle(report.verdict, fontsize=11, x=0.01, ha="left")
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure; the format follows the file's ending."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path.name} is no picture that equipool writes; end it in {', '.join(FORMATS)}.")
+    with warnings.catch_warnings():
+        # Names in a script that the font lacks are drawn as boxes; that is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
+    return path
+
+
+def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:
+    """Draw people per site as bars, split by class where there is a target."""
+    prefix = f"{report.inputs.target_name}="
+    classes = [column for column in report.sites.columns if column.startswith(prefix)]
+    table = report.sites.loc[shown]
+    left = np.zeros(len(shown))
+    for k, column in enumerate(classes or ["rows"]):
+        width = table[column].to_numpy(dtype=float)
+        label = column.removeprefix(prefix) if classes else None
+        axes.barh(range(len(shown)), width, left=left, color=COLOURS[k % len(COLOURS)], label=label)
+        left += width
+    if classes:
+        axes.legend(title=report.inputs.target_name, fontsize=8, title_fontsize=8, loc="lower right")
+    _site_axis(axes, shown)
+    axes.set_xlabel("people")
+    axes.set_title("Who was scanned where", fontsize=10)
+
+
+def _draw_spread(axes: Axes, report: PreflightReport, name: str, shown: list[str]) -> None:
+    """Draw each site's density of one covariate above its people."""
+    values = report.inputs.covariates[:, report.inputs.covariate_names.index(name)]
+    rng = np.random.default_rng(0)
+    for k, site in enumerate(shown):
+        own = values[(report.inputs.site == site) & np.isfinite(values)]
+        colour = COLOURS[k % len(COLOURS)]
+        centres, density = _density(own, values[np.isfinite(values)])
+        axes.fill_between(centres, k, k - 0.75 * density, color=colour, alpha=0.5, linewidth=0)
+        axes.plot(own, k + rng.uniform(0.04, 0.2, len(own)), ".", color=colour, markersize=2, alpha=0.6)
+    _site_axis(axes, shown)
+    axes.set_xlabel(name)
+    share = report.common[name]
+    axes.set_title(f"{share:.0%} of people lie where all sites have somebody", fontsize=10)
+
+
+def _density(own: Any, everybody: Any) -> tuple[Any, Any]:
+    """Return a smoothed histogram of own values, its peak at 1."""
+    low, high = everybody.min(), everybody.max()
+    centres = np.linspace(low, high, 200)
+    width = max(np.std(own) * max(len(own), 1) ** -0.2, (high - low) / 60)
+    density = np.exp(-0.5 * ((centres[:, None] - own) / width) ** 2).sum(axis=1)
+    inside = (centres >= own.min() - width) & (centres <= own.max() + width)
+    density = np.where(inside, density, 0)
+    return centres, density / max(density.max(), 1e-12)
+
+
+def _draw_overlap(axes: Axes, report: PreflightReport, name: str, shown: list[str]) -> None:
+    """Draw the pairwise overlap of support as a matrix with its numbers."""
+    matrix = report.overlap[name].loc[shown, shown].to_numpy()
+    axes.imshow(matrix, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    if len(shown) <= 10:
+        for (i, j), value in np.ndenumerate(matrix):
+            colour = "white" if value > 0.6 else "black"
+            axes.text(j, i, f"{value:.0%}", ha="center", va="center", fontsize=8, color=colour)
+    _site_axis(axes, shown)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    labels = axes.get_yticklabels() if len(shown) <= 10 else []
+    axes.set_xticks(range(len(labels)), [label.get_text() for label in labels], fontsize=8)
+    axes.tick_params(axis="x", rotation=45 if len(shown) > 4 or max(map(len, shown)) > 10 else 0)
+    axes.set_title(f"Shared range of {name}, share of people", fontsize=10)
+
+
+def _site_axis(axes: Axes, shown: list[str]) -> None:
+    # A dollar sign would start a formula in matplotlib.
+    labels = [site.replace("$", r"\$")[:16] for site in shown]
+    axes.set_yticks(range(len(shown)), labels, fontsize=8)
+    axes.set_ylim(len(shown) - 0.5, -0.9)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,18 @@
+"""The one place that checks X, y, site and covariates, and the pre-flight report."""
+
+from equipool.validation.checks import Missing, check_inputs, find_errors
+from equipool.validation.findings import Finding
+from equipool.validation.inputs import Inputs, Task, require_columns
+from equipool.validation.preflight import PreflightReport, preflight
+
+__all__ = [
+    "Finding",
+    "Inputs",
+    "Missing",
+    "PreflightReport",
+    "Task",
+    "check_inputs",
+    "find_errors",
+    "preflight",
+    "require_columns",
+]

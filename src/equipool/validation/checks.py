@@ -1,0 +1,298 @@
+"""The one validator: what makes a pool impossible to use, each problem in one sentence with its remedy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
+from equipool.validation.inputs import Inputs
+
+__all__ = ["Missing", "check_inputs", "find_errors"]
+
+Missing = Literal["error", "impute"]
+
+
+def check_inputs(inputs: Inputs, *, missing: Missing = "error") -> Inputs:
+    """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise."""
+    raise_first_error(find_errors(inputs, missing=missing))
+    return inputs
+
+
+def find_errors(inputs: Inputs, *, missing: Missing = "error") -> list[Finding]:
+    """Return every problem that stands in the way of pooling, gravest first."""
+    if inputs.n_rows == 0:
+        return [
+            Finding("error", "empty-table", "The table has no rows; give at least two sites with people.")
+        ]
+    findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]
+    for finder in (_ids, _sites, _target, _covariates):
+        findings += finder(inputs)
+    return findings
+
+
+def _features(inputs: Inputs) -> Iterator[Finding]:
+    if not inputs.feature_names:
+        left_out = [name for name, _ in inputs.left_out]
+        hint = f" (left out: {listed(left_out)})" if left_out else ""
+        yield Finding(
+            "error",
+            "no-features",
+            f"No column of numbers is left to pool{hint}; name the measurements with --features.",
+        )
+
+
+def _text(inputs: Inputs) -> Iterator[Finding]:
+    columns: dict[str, list[int]] = {}
+    first: dict[str, str] = {}
+    for cell in inputs.text_cells:
+        columns.setdefault(cell.column, []).append(cell.row)
+        first.setdefault(cell.column, cell.value)
+    for column, rows in columns.items():
+        all_text = len(rows) > 0.5 * inputs.n_rows
+        remedy = "give it numbers in a meaningful order, or one 0/1 column for each level"
+        if not all_text:
+            remedy = "correct these cells, or empty them to mark them as missing"
+        yield Finding(
+            "error",
+            "text-in-numbers",
+            f"Column {column!r} must hold numbers but has text, such as {first[column]!r}, in "
+            f"{_rows(inputs, rows)}; {remedy}.",
+            (column,),
+            _numbered(rows),
+        )
+
+
+def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
+    text = {(cell.column, cell.row) for cell in inputs.text_cells}
+    for code, name, values in _label_columns(inputs):
+        rows = [row for row, value in enumerate(values) if value is None]
+        if rows:
+            yield Finding(
+                "error",
+                f"missing-{code}",
+                f"Column {name!r} ({code}) is empty in {_rows(inputs, rows)}; fill it in or drop these rows.",
+                (name,),
+                _numbered(rows),
+            )
+    numbers = [("covariate", inputs.covariate_names, inputs.covariates)]
+    if inputs.task == "number" and inputs.target is not None:
+        numbers.append(("target", (inputs.target_name,), inputs.target[:, None]))
+    for code, names, values in numbers:
+        for k, name in enumerate(names):
+            rows = [row for row in np.flatnonzero(np.isnan(values[:, k])).tolist() if (name, row) not in text]
+            if rows:
+                yield Finding(
+                    "error",
+                    f"missing-{code}",
+                    f"Column {name!r} ({code}) has no value in {_rows(inputs, rows)}; fill it in or drop "
+                    "these rows.",
+                    (name,),
+                    _numbered(rows),
+                )
+    yield from _missing_features(inputs, policy, text)
+
+
+def _missing_features(inputs: Inputs, policy: Missing, text: set[tuple[str, int]]) -> Iterator[Finding]:
+    empty = np.isnan(inputs.X)
+    index = {name: k for k, name in enumerate(inputs.feature_names)}
+    for column, row in text:
+        if column in index:
+            empty[row, index[column]] = False
+    if not empty.any():
+        return
+    rows = np.flatnonzero(empty.any(axis=1)).tolist()
+    columns = [inputs.feature_names[k] for k in np.flatnonzero(empty.any(axis=0))]
+    level: Level = "error" if policy == "error" else "warning"
+    remedy = 'fill them in, drop them, or choose missing="impute"'
+    if policy == "impute":
+        remedy = "they will be imputed"
+    yield Finding(
+        level,
+        "missing-values",
+        f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing in "
+        f"{plural(len(columns), 'feature')} ({listed(columns)}), {_rows(inputs, rows)}; {remedy}.",
+        tuple(columns),
+        _numbered(rows),
+    )
+
+
+def _infinite(inputs: Inputs) -> Iterator[Finding]:
+    blocks = [(inputs.feature_names, inputs.X), (inputs.covariate_names, inputs.covariates)]
+    if inputs.task == "number" and inputs.target is not None:
+        blocks.append(((inputs.target_name,), inputs.target[:, None]))
+    for names, values in blocks:
+        for k in np.flatnonzero(np.isinf(values).any(axis=0)):
+            rows = np.flatnonzero(np.isinf(values[:, k])).tolist()
+            yield Finding(
+                "error",
+                "infinite-values",
+                f"Column {names[k]!r} is infinite in {_rows(inputs, rows)}; correct it (a division by zero?) "
+                "or empty it to mark it as missing.",
+                (names[k],),
+                _numbered(rows),
+            )
+
+
+def _ids(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.ids is None:
+        return
+    counts = Counter(value for value in inputs.ids if value is not None)
+    double = [value for value, count in counts.items() if count > 1]
+    if double:
+        rows = [row for row, value in enumerate(inputs.ids) if counts.get(value, 0) > 1]
+        yield Finding(
+            "error",
+            "duplicate-ids",
+            f"{plural(len(double), 'id')} in column {inputs.id_name!r} "
+            f"{'stands' if len(double) == 1 else 'stand'} more than once ({listed(double)}), "
+            f"{rows_text(rows)}; drop the copies, or give each visit its own id.",
+            (inputs.id_name,),
+            _numbered(rows),
+        )
+
+
+def _sites(inputs: Inputs) -> Iterator[Finding]:
+    counts = Counter(value for value in inputs.site if value is not None)
+    if len(counts) == 1:
+        only = next(iter(counts))
+        yield Finding(
+            "error",
+            "one-site",
+            f"Column {inputs.site_name!r} has the single site {only!r}: there is nothing to harmonize; "
+            "add the rows of another site, or name the column that tells sites apart.",
+            (inputs.site_name,),
+        )
+    elif len(counts) > 2 and max(counts.values()) == 1:
+        yield Finding(
+            "error",
+            "site-per-row",
+            f"Column {inputs.site_name!r} has a different value in every row, as an id would; "
+            "name the column that tells the scanner or the centre.",
+            (inputs.site_name,),
+        )
+
+
+def _target(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.target is None:
+        return
+    name = inputs.target_name
+    if inputs.task == "number":
+        finite = inputs.target[np.isfinite(inputs.target)]
+        if len(finite) and finite.min() == finite.max():
+            yield Finding("error", "constant-target", _constant("target", name, finite[0]), (name,))
+        return
+    present = [value for value in inputs.target if value is not None]
+    if len(set(present)) == 1:
+        yield Finding(
+            "error",
+            "one-class",
+            f"The target {name!r} has one class only ({present[0]!r}), so nothing can be learned about it; "
+            "add rows of another class or leave the target out.",
+            (name,),
+        )
+    elif _tied(inputs, _codes(inputs.target)):
+        yield Finding(
+            "error",
+            "target-tied-to-site",
+            f"The target {name!r} never varies within a site, so its effect and the site's are the same "
+            "thing; add sites with more than one class, or leave the target out (covariate effects can "
+            "still be learned).",
+            (name, inputs.site_name),
+        )
+
+
+def _covariates(inputs: Inputs) -> Iterator[Finding]:
+    varying: list[int] = []
+    for k, name in enumerate(inputs.covariate_names):
+        values = inputs.covariates[:, k]
+        finite = values[np.isfinite(values)]
+        if not len(finite):
+            continue
+        if finite.min() == finite.max():
+            yield Finding("error", "constant-covariate", _constant("covariate", name, finite[0]), (name,))
+        elif _tied(inputs, values):
+            yield Finding(
+                "error",
+                "covariate-tied-to-site",
+                f"The covariate {name!r} never varies within a site, so its effect and the site's are the "
+                "same thing; add sites in which it varies, or leave it out (everything else can still be "
+                "learned).",
+                (name, inputs.site_name),
+            )
+        else:
+            varying.append(k)
+    yield from _collinear(inputs, varying)
+
+
+def _collinear(inputs: Inputs, varying: list[int]) -> Iterator[Finding]:
+    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)]
+    if len(complete) < 3:
+        return
+    for position, a in enumerate(varying):
+        for b in varying[position + 1 :]:
+            pair = complete[:, [a, b]]
+            if (pair.std(axis=0) > 0).all() and _correlation(pair) > 1 - 1e-9:
+                names = inputs.covariate_names[a], inputs.covariate_names[b]
+                yield Finding(
+                    "error",
+                    "covariates-collinear",
+                    f"The covariates {names[0]!r} and {names[1]!r} are the same up to scale, so their "
+                    "effects cannot be told apart; leave one of them out.",
+                    names,
+                )
+
+
+def _correlation(pair: NDArray[np.float64]) -> float:
+    a, b = (pair - pair.mean(axis=0)).T
+    return float(abs(a @ b) / np.sqrt((a @ a) * (b @ b)))
+
+
+def _tied(inputs: Inputs, values: NDArray[Any]) -> bool:
+    """Whether values are constant within every site that has at least two of them, and one has."""
+    known = np.array([site is not None for site in inputs.site]) & np.isfinite(values)
+    codes = _codes(inputs.site)[known].astype(int)
+    values = values[known]
+    if not len(codes):
+        return False
+    low, high, count = (np.full(codes.max() + 1, fill) for fill in (np.inf, -np.inf, 0.0))
+    np.minimum.at(low, codes, values)
+    np.maximum.at(high, codes, values)
+    np.add.at(count, codes, 1)
+    several = count > 1
+    return bool(several.sum() > 0 and (low[several] == high[several]).all() and (count > 0).sum() > 1)
+
+
+def _codes(labels: NDArray[Any]) -> NDArray[np.float64]:
+    """Give each label its number; missing ones become NaN."""
+    order = {label: k for k, label in enumerate(sorted({x for x in labels if x is not None}))}
+    return np.array([np.nan if label is None else order[label] for label in labels], dtype=np.float64)
+
+
+def _constant(role: str, name: str, value: float) -> str:
+    return (
+        f"The {role} {name!r} is {value:g} in every row, so nothing can be learned about it; "
+        f"leave it out or add rows in which it varies."
+    )
+
+
+def _label_columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    yield "site", inputs.site_name, inputs.site
+    if inputs.task == "class" and inputs.target is not None:
+        yield "target", inputs.target_name, inputs.target
+    if inputs.ids is not None:
+        yield "id", inputs.id_name, inputs.ids
+
+
+def _rows(inputs: Inputs, rows: list[int]) -> str:
+    ids = None if inputs.ids is None else inputs.ids.tolist()
+    return rows_text(rows, ids)
+
+
+def _numbered(rows: list[int]) -> tuple[int, ...]:
+    """Rows as people count them: from 1 below the header."""
+    return tuple(int(row) + 1 for row in rows)

@@ -1,0 +1,318 @@
+"""Bring X, y, site and covariates, from arrays or a table, into one form that can be checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.exceptions import InputError
+from equipool.validation.findings import listed
+
+__all__ = ["Inputs", "Task", "TextCell", "require_columns"]
+
+Task = Literal["class", "number"]
+FloatArray = NDArray[np.float64]
+ObjectArray = NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class TextCell:
+    """A cell with text in a column of numbers."""
+
+    column: str
+    row: int
+    value: str
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A pool before it is checked: numbers parsed, labels as text, nothing judged yet.
+
+    Missing values are NaN in ``X``, ``covariates`` and numeric targets, ``None`` in labels.
+    """
+
+    X: FloatArray
+    feature_names: tuple[str, ...]
+    site: ObjectArray
+    covariates: FloatArray
+    covariate_names: tuple[str, ...]
+    levels: tuple[tuple[str, ...] | None, ...]
+    target: NDArray[Any] | None = None
+    target_name: str = "target"
+    task: Task | None = None
+    ids: ObjectArray | None = None
+    text_cells: tuple[TextCell, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    site_name: str = "site"
+    id_name: str = "id"
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the pool has."""
+        return len(self.site)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        site: str,
+        covariates: str | Sequence[str] = (),
+        target: str | None = None,
+        id: str | None = None,
+        features: str | Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+        task: Task | None = None,
+    ) -> Inputs:
+        """Take the roles of a table's columns; ``features=None`` takes every other column of numbers."""
+        frame = frame.rename(columns=str)
+        names = (covariates,) if isinstance(covariates, str) else tuple(covariates)
+        roles = [site, *names, *([target] if target else []), *([id] if id else [])]
+        require_columns(frame, [*roles, *ignore])
+        _refuse_double_roles(roles)
+        chosen, left_out = _choose_features(frame, features, taken={*roles, *ignore})
+        X, cells = _numbers(frame[chosen])
+        C, levels, more_cells = _covariates(frame[list(names)])
+        y, kind, y_cells = (None, None, ()) if target is None else _target(frame[target], target, task)
+        return cls(
+            X=X,
+            feature_names=tuple(chosen),
+            site=_labels(frame[site]),
+            covariates=C,
+            covariate_names=names,
+            levels=levels,
+            target=y,
+            target_name=target or "target",
+            task=kind,
+            ids=None if id is None else _labels(frame[id]),
+            text_cells=(*cells, *more_cells, *y_cells),
+            left_out=tuple(left_out),
+            site_name=site,
+            id_name=id or "id",
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: Any,
+        *,
+        site: Any,
+        covariates: Any = None,
+        y: Any = None,
+        ids: Any = None,
+        covariate_names: Sequence[str] | None = None,
+        task: Task | None = None,
+    ) -> Inputs:
+        """Take arrays, lists, series or frames of the same length."""
+        features = _as_frame(X, "X", prefix="x")
+        given = {"site": site, "covariates": covariates, "y": y, "ids": ids}
+        for name, values in given.items():
+            if values is not None and len(values) != len(features):
+                raise InputError(
+                    f"{name} has {len(values)} values but X has {len(features)} rows; "
+                    f"give one value of {name} for each row of X."
+                )
+        C = _as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
+        if covariate_names is not None:
+            C = _rename(C, covariate_names)
+        numbers, cells = _numbers(features)
+        C_numbers, levels, more_cells = _covariates(C)
+        target, kind, y_cells = (None, None, ()) if y is None else _target(_series(y), "target", task)
+        return cls(
+            X=numbers,
+            feature_names=tuple(features.columns),
+            site=_labels(_series(site)),
+            covariates=C_numbers,
+            covariate_names=tuple(C.columns),
+            levels=levels,
+            target=target,
+            task=kind,
+            ids=None if ids is None else _labels(_series(ids)),
+            text_cells=(*cells, *more_cells, *y_cells),
+        )
+
+
+def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
+    """Raise an error with the nearest name where a column is not in the table."""
+    columns = list(frame.columns)
+    for name in names:
+        if name in columns:
+            continue
+        lower = {column.lower(): column for column in columns}
+        near = lower.get(name.lower()) or next(iter(difflib.get_close_matches(name, columns, n=1)), None)
+        hint = f"did you mean {near!r}?" if near else f"the columns are {listed(columns, shown=12)}."
+        raise InputError(f"The table has no column {name!r}; {hint}")
+
+
+def _refuse_double_roles(roles: Sequence[str]) -> None:
+    for role in roles:
+        if roles.count(role) > 1:
+            raise InputError(
+                f"Column {role!r} was given two roles; a column can be the site, a covariate, the target or "
+                "the id, but only one of them."
+            )
+
+
+def _choose_features(
+    frame: pd.DataFrame, features: str | Sequence[str] | None, taken: set[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the feature columns and those left out with the reason."""
+    if features is not None:
+        return _match_names(frame, [features] if isinstance(features, str) else features, taken), []
+    chosen, left_out = [], []
+    for name in frame.columns:
+        if name in taken:
+            continue
+        reason = _not_numbers(frame[name])
+        if reason:
+            left_out.append((name, reason))
+        else:
+            chosen.append(name)
+    return chosen, left_out
+
+
+def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) -> list[str]:
+    """Resolve names and shell-style patterns such as ``*_thickness`` to columns, in table order."""
+    matched: set[str] = set()
+    for pattern in patterns:
+        if pattern in frame.columns:
+            hits = {pattern}
+        else:
+            hits = {name for name in frame.columns if fnmatchcase(name, pattern)} - taken
+        if not hits:
+            require_columns(frame, [pattern])
+        if hits & taken:
+            raise InputError(
+                f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target or the id."
+            )
+        matched |= hits
+    return [name for name in frame.columns if name in matched]
+
+
+def _not_numbers(column: pd.Series[Any]) -> str:
+    """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
+    present = column.dropna()
+    if present.empty and len(column):
+        return "empty"
+    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
+        return ""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return "dates"
+    parsed = pd.to_numeric(present, errors="coerce").notna().mean() if len(present) else 0.0
+    return "" if parsed >= 0.5 else "text"
+
+
+def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, tuple[TextCell, ...]]:
+    """Parse columns as float64; text becomes NaN and is returned with its place."""
+    simple = all(pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes)
+    if simple:
+        return frame.to_numpy(dtype=np.float64, na_value=np.nan), ()
+    values = np.empty(frame.shape, dtype=np.float64)
+    cells: list[TextCell] = []
+    for k, name in enumerate(frame.columns):
+        column = frame[name]
+        parsed = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values[:, k] = parsed
+        bad = np.flatnonzero(column.notna().to_numpy() & np.isnan(parsed))
+        cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in bad]
+    return values, tuple(cells)
+
+
+def _covariates(
+    frame: pd.DataFrame,
+) -> tuple[FloatArray, tuple[tuple[str, ...] | None, ...], tuple[TextCell, ...]]:
+    """Parse covariates; two text levels (such as F and M) become 0 and 1 in alphabetical order."""
+    values = np.empty(frame.shape, dtype=np.float64)
+    levels: list[tuple[str, ...] | None] = []
+    cells: list[TextCell] = []
+    for k, name in enumerate(frame.columns):
+        numbers, bad = _numbers(frame[[name]])
+        labels = _labels(frame[name])
+        present = sorted({label for label in labels if label is not None})
+        # Only a column without a single number is a category; otherwise the text is a slip.
+        is_category = len(bad) == sum(label is not None for label in labels) and len(present) == 2
+        if is_category:
+            code = {level: float(k) for k, level in enumerate(present)}
+            values[:, k] = [np.nan if label is None else code[label] for label in labels]
+        else:
+            values[:, k] = numbers[:, 0]
+            cells += bad
+        levels.append(tuple(present) if is_category else None)
+    return values, tuple(levels), tuple(cells)
+
+
+def _target(
+    column: pd.Series[Any], name: str, task: Task | None
+) -> tuple[NDArray[Any], Task, tuple[TextCell, ...]]:
+    """Parse the target: labels for classes, numbers for regression."""
+    task = _guess_task(column) if task is None else task
+    if task == "class":
+        return _labels(column), "class", ()
+    values, cells = _numbers(column.to_frame(name))
+    return values[:, 0], "number", cells
+
+
+def _guess_task(column: pd.Series[Any]) -> Task:
+    """Text, booleans and few whole numbers are classes; everything else is a number."""
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        return "class" if _not_numbers(column) or pd.api.types.is_bool_dtype(column) else "number"
+    present = column.dropna().to_numpy(dtype=np.float64)
+    present = present[np.isfinite(present)]
+    whole = bool((present == np.round(present)).all())
+    return "class" if whole and len(np.unique(present)) <= 10 else "number"
+
+
+def _labels(column: pd.Series[Any]) -> ObjectArray:
+    """Return labels as text, ``None`` where missing; whole floats lose their ".0"."""
+    if pd.api.types.is_float_dtype(column):
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        whole = np.isnan(values) | (values == np.round(values))
+        if whole.all():
+            column = pd.Series(values).round().astype("Int64")
+    missing = column.isna().to_numpy()
+    labels = np.array([str(value) for value in column], dtype=object)
+    labels[missing] = None
+    return labels
+
+
+def _series(values: Any) -> pd.Series[Any]:
+    """Return a one-dimensional column from anything that holds one."""
+    if isinstance(values, pd.Series):
+        return values.reset_index(drop=True)
+    array = np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise InputError(f"Expected one value for each row, shape (rows,). Got shape {array.shape}.")
+    return pd.Series(array)
+
+
+def _as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
+    """Return a frame with text column names from a frame, a series or an array."""
+    if isinstance(values, pd.DataFrame):
+        return values.reset_index(drop=True).rename(columns=str)
+    if isinstance(values, pd.Series):
+        return values.reset_index(drop=True).to_frame(str(values.name or f"{prefix}0"))
+    array = np.asarray(values)
+    if array.ndim == 1 and name == "covariates":
+        array = array[:, None]
+    if array.ndim != 2:
+        hint = "use X.reshape(-1, 1) for one feature" if array.ndim == 1 else "flatten all but the first axis"
+        raise InputError(f"{name} must have two axes, rows and columns. Got shape {array.shape}; {hint}.")
+    return pd.DataFrame(array, columns=[f"{prefix}{k}" for k in range(array.shape[1])])
+
+
+def _rename(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    names = [names] if isinstance(names, str) else list(names)
+    if len(names) != frame.shape[1]:
+        raise InputError(
+            f"covariate_names has {len(names)} names for {frame.shape[1]} covariates; give one for each."
+        )
+    return frame.set_axis(names, axis=1)

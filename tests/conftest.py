@@ -1,0 +1,26 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# No deadline: how long a test takes is no property of the code. Examples are the same in every run.
+settings.register_profile(
+    "equipool", deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("equipool")
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def fcon1000():
+    """The real table of 23 sites, where it is at hand."""
+    path = SHARED / "fcon1000.tsv"
+    if not path.is_file():
+        pytest.skip("the fcon1000 table is not on this machine")
+    return path

@@ -1,0 +1,77 @@
+import gzip
+
+import pandas as pd
+import pytest
+
+import equipool as ep
+from equipool.exceptions import InputError, MissingExtraError
+
+TABLE = pd.DataFrame({"id": ["001", "002"], "site": ["1", "2"], "age": [30.5, 40.0]})
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.TSV", "t.parquet"])
+def test_tables_come_back_as_they_were_written(name, tmp_path):
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        TABLE.to_parquet(path)
+    else:
+        TABLE.to_csv(path, index=False, sep="\t" if "tsv" in name.lower() else ",")
+    read = ep.read_table(path, labels=["id", "site"])
+    pd.testing.assert_frame_equal(read, TABLE, check_dtype=False)
+    assert read["id"].tolist() == ["001", "002"]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_found_in_the_header(separator, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeff" + TABLE.to_csv(index=False, sep=separator), encoding="utf-8")
+    assert list(ep.read_table(path).columns) == ["id", "site", "age"]
+
+
+def test_quotes_newlines_and_other_scripts_in_names_survive(tmp_path):
+    names = ["site", 'a "quoted", name', "Größe", "厚さ", "<b>x</b>", "=1+1"]
+    table = pd.DataFrame([["A", 1, 2, 3, 4, 5]], columns=names)
+    path = tmp_path / "t.csv"
+    table.to_csv(path, index=False)
+    assert list(ep.read_table(path).columns) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.xlsx", b"PK", "save it as .csv, .tsv or .parquet"),
+        ("t", b"a,b", "save it as .csv"),
+        ("t.csv", b"", "is empty"),
+        ("t.csv", "site,größe\nä,1\n".encode("latin-1"), "not UTF-8"),
+        ("t.csv", b"a,b,a\n1,2,3\n", "column 'a' more than once"),
+        ("t.csv", b"a,b\n1,2,3,4\n1,2\n", "cannot be read as a table"),
+        ("t.parquet", b"PAR1 broken", "cannot be read as Parquet"),
+        ("t.csv.gz", b"not gzip", "cannot be read as a table"),
+        ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 5000)[:-20], "cannot be read as a table"),
+    ],
+)
+def test_files_that_are_no_table(name, content, words, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=words) as caught:
+        ep.read_table(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        ep.read_table(tmp_path / "t.csv")
+    with pytest.raises(InputError, match="is a folder"):
+        ep.read_table(tmp_path)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    TABLE.to_parquet(path)
+
+    def no_parquet(*_, **__):
+        raise ImportError("no pyarrow")
+
+    monkeypatch.setattr(pd, "read_parquet", no_parquet)
+    with pytest.raises(MissingExtraError, match=r"pip install 'equipool\[parquet\]'"):
+        ep.read_table(path)

@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from equipool.exceptions import InputError
+from equipool.groups import CovariateAction, all_ones_generator
+from equipool.nn import equivariance_loss, equivariance_loss_cayley
+from oracles import equation_4, equation_4_cayley
+
+FORMS = {"exp": (equivariance_loss, equation_4), "cayley": (equivariance_loss_cayley, equation_4_cayley)}
+ACTIONS = {
+    "all-ones": lambda n, k: CovariateAction.all_ones(n, k),
+    "ambient": lambda n, k: CovariateAction.all_ones(n, k, coordinates="ambient"),
+    "spread": lambda n, k: CovariateAction.spread(n, k),
+    "own": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
+}
+
+
+def sample(rows, n, covariates):
+    tau = torch.randn(rows, n, dtype=torch.float64)
+    return tau / tau.norm(dim=1, keepdim=True), 2 * torch.rand(rows, covariates, dtype=torch.float64) - 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "covariates"), [(2, 1), (5, 1), (12, 1), (12, 2), (13, 3)])
+@pytest.mark.parametrize("kind", sorted(ACTIONS))
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_equation_4_equals_the_literal_double_loop(form, kind, n, covariates, weighted):
+    ours, literal = FORMS[form]
+    action = ACTIONS[kind](n, covariates)
+    tau, c = sample(11, n, covariates)
+    weights = torch.rand(11, dtype=torch.float64) if weighted else None
+    fast, slow = tau.clone().requires_grad_(), tau.clone().requires_grad_()
+    value = ours(fast, c, action, weights=weights, reduction="sum")
+    expected = literal(slow, c, action.generators(), weights)
+    value.backward()
+    expected.backward()
+    assert abs((value - expected) / expected) <= 1e-12
+    assert torch.linalg.norm(fast.grad - slow.grad) <= 1e-12 * torch.linalg.norm(slow.grad)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_equation_4_with_the_papers_own_generator_and_sign(form):
+    """G(i, j) = expm((i − j)·1_m), with the paper's 1_m read as ones above the diagonal."""
+    ours, literal = FORMS[form]
+    tau, c = sample(9, 6, 1)
+    above = -all_ones_generator(6)
+    expected = literal(tau, -c, above.unsqueeze(0))
+    value = ours(tau, c, CovariateAction.all_ones(6, coordinates="ambient"), reduction="sum")
+    assert abs((value - expected) / expected) <= 1e-12
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mean_is_the_sum_over_the_weight_of_all_pairs(form, weighted):
+    ours, _ = FORMS[form]
+    action = CovariateAction.spread(6)
+    tau, c = sample(20, 6, 1)
+    w = torch.rand(20, dtype=torch.float64) if weighted else torch.ones(20, dtype=torch.float64)
+    pairs = sum(w[i] * w[j] for i in range(20) for j in range(i + 1, 20))
+    weights = w if weighted else None
+    total = ours(tau, c, action, weights=weights, reduction="sum")
+    torch.testing.assert_close(ours(tau, c, action, weights=weights), total / pairs)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_whole_weights_are_repeated_rows(form):
+    ours, _ = FORMS[form]
+    action = CovariateAction.spread(6)
+    tau, c = sample(5, 6, 1)
+    times = torch.tensor([1, 3, 2, 1, 0])
+    weighted = ours(tau, c, action, weights=times.double(), reduction="sum")
+    repeated = ours(tau.repeat_interleave(times, 0), c.repeat_interleave(times, 0), action, reduction="sum")
+    torch.testing.assert_close(weighted, repeated)
+
+
+def test_the_loss_is_zero_exactly_where_tau_turns_with_the_covariate():
+    action = CovariateAction.all_ones(8)
+    _, c = sample(30, 8, 1)
+    turning = action(c) @ torch.randn(8, dtype=torch.float64).expand(30, 8)
+    assert equivariance_loss(turning, c, action) < 1e-24
+    assert equivariance_loss(turning, -c, action) > 0.1
+
+
+def test_gradients_reach_the_covariates_too():
+    action = CovariateAction.spread(4)
+    tau, c = sample(6, 4, 1)
+    for form in (equivariance_loss, equivariance_loss_cayley):
+        assert torch.autograd.gradcheck(
+            lambda tau, c, form=form: form(tau, c, action), (tau.requires_grad_(), c.requires_grad_())
+        )
+
+
+def test_blocks_do_not_change_the_cayley_loss():
+    action = CovariateAction.spread(5)
+    tau, c = sample(23, 5, 1)
+    whole = equivariance_loss_cayley(tau, c, action, block=100)
+    torch.testing.assert_close(equivariance_loss_cayley(tau, c, action, block=4), whole)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_a_single_row_has_no_pairs(form):
+    tau, c = sample(1, 4, 1)
+    assert FORMS[form][0](tau, c, CovariateAction.spread(4)) == 0
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_shapes_that_would_broadcast_are_refused(form):
+    tau, c = sample(4, 4, 1)
+    with pytest.raises(InputError, match=r"shape \(4,\). Got \(4, 1\)"):
+        FORMS[form][0](tau, c, CovariateAction.spread(4), weights=torch.ones(4, 1))
+    with pytest.raises(InputError, match=r"shape \(N, n\)"):
+        FORMS[form][0](tau[0], c, CovariateAction.spread(4))

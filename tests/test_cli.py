@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equipool.cli import main
+
+
+def test_the_demo_ends_with_the_path_of_a_picture(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert main(["demo", "--out", str(out)]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    picture = Path(last.split(maxsplit=1)[1])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "preflight.json").read_text())["ok"]
+
+
+def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert main(["demo", "--out", str(out)]) == 0
+    assert main(["demo", "--out", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["demo", "--out", str(out), "--force"]) == 0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    assert main(["demo", "--out", str(mine), "--force"]) == 2
+    assert (mine / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_figure_is_drawn_in_the_format_asked_for(tmp_path, capsys):
+    main(["demo", "--out", str(tmp_path / "demo")])
+    table = str(tmp_path / "demo" / "table.csv")
+    figure = tmp_path / "f.svg"
+    assert main(["check", table, "--site", "site", "--covariate", "age", "--figure", str(figure)]) == 0
+    assert "<svg" in figure.read_text()
+    assert main(["check", table, "--site", "site", "--figure", str(tmp_path / "f.docx")]) == 2
+    assert "f.docx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "t.csv"]])
+def test_a_wrong_call_exits_with_2(arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_help_and_import_do_not_load_torch():
+    code = (
+        "import sys, equipool, equipool.cli\n"
+        "try: equipool.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'pandas', 'sklearn') if m in sys.modules], file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr.strip() == "[]"
+    assert "check" in run.stdout
+
+
+def test_checking_a_table_does_not_load_torch(tmp_path):
+    main(["demo", "--out", str(tmp_path / "demo")])
+    code = (
+        "import sys; from equipool.cli import main\n"
+        "main(['check', sys.argv[1], '--site', 'site', '--covariate', 'age'])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "demo" / "table.csv")], check=True)
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    main(["demo", "--out", str(tmp_path / "demo")])
+    table = tmp_path / "demo" / "table.csv"
+    command = f"{sys.executable} -m equipool.cli check {table} --site site --json | head -n 1"
+    run = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "{"
+    assert "Traceback" not in run.stderr
