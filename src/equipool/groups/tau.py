@@ -82,11 +82,10 @@ class FrameTau(nn.Module):
         """Return ĉ(ℓ), the covariates read from the latents, shape (..., K)."""
         first, second = self._designated(self.vector(latent)).unbind(-1)
         phase = torch.atan2(second, first)
-        dtype = torch.promote_types(phase.dtype, self.inverse_frequencies.dtype)
         # Differences are brought back to (−π, π] so that the offset adds no wrap of its own.
-        centred = phase.to(dtype) - self.offset
+        centred = phase - self.offset
         centred = torch.remainder(centred + math.pi, 2 * math.pi) - math.pi
-        return centred @ self.inverse_frequencies.to(dtype).mT
+        return centred @ self.inverse_frequencies.to(centred.dtype).mT
 
     def forward(self, latent: Tensor) -> PlaneRotation:
         """Return τ(ℓ) = ρ(ĉ(ℓ)), one rotation for each latent."""
@@ -122,8 +121,13 @@ class FrameTau(nn.Module):
         return torch.stack([first, first + 1], dim=-1).flatten()
 
     def _designated(self, x: Tensor) -> Tensor:
-        """Return the designated planes' coordinates of x, shape (..., K, 2)."""
+        """Return the designated planes' coordinates of x, shape (..., K, 2), in the action's dtype if wider.
+
+        An error of the phase is multiplied by the ratio of the fastest to the designated frequency, so these
+        few numbers are worth float64.
+        """
         columns = self._columns(x.device)
+        x = x.to(torch.promote_types(x.dtype, self.action.frequencies.dtype))
         basis = self.action.basis
         chosen = x[..., columns] if basis is None else x @ basis[:, columns].to(x.dtype)
         return chosen.unflatten(-1, (-1, 2))

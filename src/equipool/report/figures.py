@@ -40,6 +40,9 @@ def preflight_figure(report: PreflightReport) -> Figure:
             _draw_overlap(line[2], report, names[k], list(shown))
         else:
             line[1].set_axis_off(), line[2].set_axis_off()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
     figure.suptitle(report.verdict, fontsize=11, x=0.01, ha="left")
     return figure
 
@@ -63,11 +66,9 @@ def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:
     left = np.zeros(len(shown))
     for k, column in enumerate(classes or ["rows"]):
         width = table[column].to_numpy(dtype=float)
-        label = column.removeprefix(prefix) if classes else None
+        label = column.replace("=", " = ", 1) if classes else None
         axes.barh(range(len(shown)), width, left=left, color=COLOURS[k % len(COLOURS)], label=label)
         left += width
-    if classes:
-        axes.legend(title=report.inputs.target_name, fontsize=8, title_fontsize=8, loc="lower right")
     _site_axis(axes, shown)
     axes.set_xlabel("people")
     axes.set_title("Who was scanned where", fontsize=10)

@@ -1,0 +1,42 @@
+"""The documentation keeps its word: examples run, named tests and codes exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+        promised = re.findall(r"print\(.*\)\s+# (.*)", block)
+        exec(compile(block, page.name, "exec"), {})
+        printed = capsys.readouterr().out.splitlines()
+        for line, promise in zip(printed, promised, strict=True):
+            assert promise.startswith(line)
+
+
+def test_notation_names_tests_that_exist():
+    rows = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "notation.md").read_text())
+    assert rows
+    for file, name in rows:
+        assert f"def {name}(" in (ROOT / file).read_text(), name
+
+
+def test_every_code_of_the_report_is_documented():
+    source = "".join(path.read_text() for path in (ROOT / "src/equipool/validation").glob("*.py"))
+    codes = set(re.findall(r'Finding\(\s*"(?:error|warning|note)",\s+"([a-z-]+)"', source))
+    codes |= set(re.findall(r'^\s+\(?"((?:near-)?constant-columns|site-in-disguise)",', source, re.M))
+    page = (ROOT / "docs" / "preflight.md").read_text()
+    assert len(codes) > 20
+    assert [code for code in sorted(codes) if f"`{code}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link
