@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.data.splits import deal, systematic
-from equipool.data.tables import read_table
+from equipool.data.tables import label_columns, read_table
 from equipool.exceptions import InputError
-from equipool.validation import Inputs, Missing, Task, check_inputs
+from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs
 
 __all__ = ["Covariate", "PooledDataset"]
 
@@ -122,32 +122,35 @@ class PooledDataset:
         X: Any = None,
         *,
         site: Any,
-        covariates: Any = None,
-        y: Any = None,
-        ids: Any = None,
         images: Iterable[str | Path] | None = None,
-        covariate_names: Sequence[str] | None = None,
         units: Mapping[str, str] | None = None,
-        task: Task | None = None,
         missing: Missing = "error",
+        **arrays: Unpack[Arrays],
     ) -> PooledDataset:
-        """Build a pool from arrays, lists, series or frames of one length; give X or images."""
+        """Build a pool from arrays, lists, series or frames of one length; give X or images.
+
+        Parameters
+        ----------
+        X, images
+            Features (rows, features), or paths of images.
+        site
+            The site of each row.
+        covariates, covariate_names, units
+            Numbers (rows,) or (rows, K), their names, and their units by name.
+        y, task
+            The target, and whether it is a ``"class"`` or a ``"number"`` (default: guessed).
+        ids
+            One for each row; default: its number.
+        missing
+            ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
+        """
         paths = None if images is None else tuple(Path(image) for image in images)
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
         if paths is not None:
             # The validator sees the images as one column that always varies.
             X = np.arange(len(paths), dtype=np.float64)[:, None]
-        inputs = Inputs.from_arrays(
-            X,
-            site=site,
-            covariates=covariates,
-            y=y,
-            ids=ids,
-            covariate_names=covariate_names,
-            task=task,
-        )
-        return cls._from_inputs(inputs, units or {}, missing, paths)
+        return cls._from_inputs(Inputs.from_arrays(X, site=site, **arrays), units or {}, missing, paths)
 
     @classmethod
     def from_frame(
@@ -155,15 +158,10 @@ class PooledDataset:
         frame: pd.DataFrame,
         *,
         site: str,
-        covariates: str | Sequence[str] = (),
-        target: str | None = None,
-        id: str | None = None,
-        features: str | Sequence[str] | None = None,
         images: str | None = None,
-        ignore: Sequence[str] = (),
         units: Mapping[str, str] | None = None,
-        task: Task | None = None,
         missing: Missing = "error",
+        **roles: Unpack[Roles],
     ) -> PooledDataset:
         """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
 
@@ -173,24 +171,14 @@ class PooledDataset:
         if images is not None:
             paths = _image_paths(frame, images)
             frame = frame.assign(**{images: np.arange(len(frame), dtype=np.float64)})
-            features = [images]
-        inputs = Inputs.from_frame(
-            frame,
-            site=site,
-            covariates=covariates,
-            target=target,
-            id=id,
-            features=features,
-            ignore=ignore,
-            task=task,
-        )
-        return cls._from_inputs(inputs, units or {}, missing, paths)
+            roles["features"] = [images]
+        return cls._from_inputs(Inputs.from_frame(frame, site=site, **roles), units or {}, missing, paths)
 
     @classmethod
-    def read(cls, path: str | Path, *, site: str, id: str | None = None, **roles: Any) -> PooledDataset:
+    def read(cls, path: str | Path, *, site: str, **roles: Any) -> PooledDataset:
         """Build a pool from a CSV, TSV or Parquet file; arguments as for :meth:`from_frame`."""
-        frame = read_table(path, labels=[site, *([id] if id else [])])
-        return cls.from_frame(frame, site=site, id=id, **roles)
+        labels = label_columns(site, cast(Roles, roles))
+        return cls.from_frame(read_table(path, labels=labels), site=site, **roles)
 
     @classmethod
     def _from_inputs(

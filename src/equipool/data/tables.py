@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import pandas as pd
 
 from equipool.exceptions import InputError, MissingExtraError
-from equipool.validation import Inputs, Missing, PreflightReport, Task, preflight
+from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight
 from equipool.validation.findings import listed
 
-__all__ = ["check", "read_table"]
+__all__ = ["check", "label_columns", "read_table"]
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
@@ -45,16 +46,7 @@ def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def check(
-    table: str | Path | pd.DataFrame,
-    *,
-    site: str,
-    covariates: str | Sequence[str] = (),
-    target: str | None = None,
-    id: str | None = None,
-    features: str | Sequence[str] | None = None,
-    ignore: Sequence[str] = (),
-    task: Task | None = None,
-    missing: Missing = "error",
+    table: str | Path | pd.DataFrame, *, site: str, missing: Missing = "error", **roles: Unpack[Roles]
 ) -> PreflightReport:
     """Tell whether the sites of a table can be pooled, and at what price.
 
@@ -71,7 +63,7 @@ def check(
     task
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
-        ``"error"`` or ``"impute"``.
+        ``"error"`` or ``"impute"``: whether missing features stand in the way.
 
     Examples
     --------
@@ -83,20 +75,16 @@ def check(
     >>> [finding.code for finding in report.warnings]
     ['small-site', 'disjoint-support']
     """
-    names = [covariates] if isinstance(covariates, str) else list(covariates)
     if not isinstance(table, pd.DataFrame):
-        table = read_table(table, labels=[site, *([id] if id else [])])
-    inputs = Inputs.from_frame(
-        table,
-        site=site,
-        covariates=names,
-        target=target,
-        id=id,
-        features=features,
-        ignore=ignore,
-        task=task,
-    )
+        table = read_table(table, labels=label_columns(site, roles))
+    inputs = Inputs.from_frame(table, site=site, **roles)
     return preflight(inputs, missing=missing)
+
+
+def label_columns(site: str, roles: Roles) -> list[str]:
+    """Return the columns of a table that must be read as text."""
+    id = roles.get("id")
+    return [site, id] if id else [site]
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:

@@ -2,14 +2,16 @@
 
 from equipool.validation.checks import Missing, check_inputs, find_errors
 from equipool.validation.findings import Finding
-from equipool.validation.inputs import Inputs, Task, require_columns
+from equipool.validation.inputs import Arrays, Inputs, Roles, Task, require_columns
 from equipool.validation.preflight import PreflightReport, preflight
 
 __all__ = [
+    "Arrays",
     "Finding",
     "Inputs",
     "Missing",
     "PreflightReport",
+    "Roles",
     "Task",
     "check_inputs",
     "find_errors",

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,32 @@ from numpy.typing import NDArray
 from equipool.exceptions import InputError
 from equipool.validation.findings import listed
 
-__all__ = ["Inputs", "Task", "TextCell", "require_columns"]
+__all__ = ["Arrays", "Inputs", "Roles", "Task", "TextCell", "require_columns"]
 
 Task = Literal["class", "number"]
 FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
+
+
+class Roles(TypedDict, total=False):
+    """What a table's columns are; ``site`` is always asked for by name."""
+
+    covariates: str | Sequence[str]
+    target: str | None
+    id: str | None
+    features: str | Sequence[str] | None
+    ignore: Sequence[str]
+    task: Task | None
+
+
+class Arrays(TypedDict, total=False):
+    """What may come with X and the site, each with one value a row."""
+
+    covariates: Any
+    y: Any
+    ids: Any
+    covariate_names: Sequence[str] | None
+    task: Task | None
 
 
 @dataclass(frozen=True)
@@ -59,28 +80,20 @@ class Inputs:
         return len(self.site)
 
     @classmethod
-    def from_frame(
-        cls,
-        frame: pd.DataFrame,
-        *,
-        site: str,
-        covariates: str | Sequence[str] = (),
-        target: str | None = None,
-        id: str | None = None,
-        features: str | Sequence[str] | None = None,
-        ignore: Sequence[str] = (),
-        task: Task | None = None,
-    ) -> Inputs:
-        """Take the roles of a table's columns; ``features=None`` takes every other column of numbers."""
+    def from_frame(cls, frame: pd.DataFrame, *, site: str, **roles: Unpack[Roles]) -> Inputs:
+        """Take the roles of a table's columns; without ``features``, every other column of numbers is one."""
         frame = frame.rename(columns=str)
-        names = (covariates,) if isinstance(covariates, str) else tuple(covariates)
-        roles = [site, *names, *([target] if target else []), *([id] if id else [])]
-        require_columns(frame, [*roles, *ignore])
-        _refuse_double_roles(roles)
-        chosen, left_out = _choose_features(frame, features, taken={*roles, *ignore})
+        names = roles.get("covariates", ())
+        names = (names,) if isinstance(names, str) else tuple(names)
+        target, id = roles.get("target"), roles.get("id")
+        taken = [site, *names, *([target] if target else []), *([id] if id else [])]
+        ignore = roles.get("ignore", ())
+        require_columns(frame, [*taken, *ignore])
+        _refuse_double_roles(taken)
+        chosen, left_out = _choose_features(frame, roles.get("features"), taken={*taken, *ignore})
         X, cells = _numbers(frame[chosen])
         C, levels, more_cells = _covariates(frame[list(names)])
-        y, kind, y_cells = (None, None, ()) if target is None else _target(frame[target], target, task)
+        y, kind, y_cells = _target(frame[target] if target else None, target or "", roles.get("task"))
         return cls(
             X=X,
             feature_names=tuple(chosen),
@@ -99,19 +112,10 @@ class Inputs:
         )
 
     @classmethod
-    def from_arrays(
-        cls,
-        X: Any,
-        *,
-        site: Any,
-        covariates: Any = None,
-        y: Any = None,
-        ids: Any = None,
-        covariate_names: Sequence[str] | None = None,
-        task: Task | None = None,
-    ) -> Inputs:
+    def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
         """Take arrays, lists, series or frames of the same length."""
         features = _as_frame(X, "X", prefix="x")
+        covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
         given = {"site": site, "covariates": covariates, "y": y, "ids": ids}
         for name, values in given.items():
             if values is not None and len(values) != len(features):
@@ -120,11 +124,11 @@ class Inputs:
                     f"give one value of {name} for each row of X."
                 )
         C = _as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        if covariate_names is not None:
-            C = _rename(C, covariate_names)
+        if arrays.get("covariate_names") is not None:
+            C = _rename(C, arrays["covariate_names"] or ())
         numbers, cells = _numbers(features)
         C_numbers, levels, more_cells = _covariates(C)
-        target, kind, y_cells = (None, None, ()) if y is None else _target(_series(y), "target", task)
+        target, kind, y_cells = _target(None if y is None else _series(y), "target", arrays.get("task"))
         return cls(
             X=numbers,
             feature_names=tuple(features.columns),
@@ -249,9 +253,11 @@ def _covariates(
 
 
 def _target(
-    column: pd.Series[Any], name: str, task: Task | None
-) -> tuple[NDArray[Any], Task, tuple[TextCell, ...]]:
-    """Parse the target: labels for classes, numbers for regression."""
+    column: pd.Series[Any] | None, name: str, task: Task | None
+) -> tuple[NDArray[Any] | None, Task | None, tuple[TextCell, ...]]:
+    """Parse the target, if any: labels for classes, numbers for regression."""
+    if column is None:
+        return None, None, ()
     task = _guess_task(column) if task is None else task
     if task == "class":
         return _labels(column), "class", ()
