@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,9 @@ def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
+    (out / "notes.txt").write_text("mine too")
+    assert main(["demo", "--out", str(out), "--force"]) == 0
+    assert (out / "notes.txt").read_text() == "mine too"
     assert main(["demo", "--out", str(mine), "--force"]) == 2
     assert (mine / "thesis.txt").read_text() == "years of work"
 
@@ -38,6 +42,8 @@ def test_the_figure_is_drawn_in_the_format_asked_for(tmp_path, capsys):
     assert "<svg" in figure.read_text()
     assert main(["check", table, "--site", "site", "--figure", str(tmp_path / "f.docx")]) == 2
     assert "f.docx" in capsys.readouterr().err
+    assert main(["check", table, "--site", "site", "--figure", str(tmp_path / "no" / "f.png")]) == 2
+    assert "does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "t.csv"]])
@@ -77,4 +83,30 @@ def test_a_closed_pipe_is_no_error(tmp_path):
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
     assert run.stdout.strip() == "{"
+    assert run.returncode != 1  # 1 is a verdict
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("out", ["file/x", "file"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(out, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / out)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_defect_is_not_a_verdict(monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr("equipool.report.demo.run_demo", broken)
+    assert main(["demo"]) == 3
+    assert "EQUIPOOL_TRACEBACK=1" in capsys.readouterr().err
+
+
+def test_a_terminal_without_greek_letters_is_served(tmp_path):
+    main(["demo", "--out", str(tmp_path / "demo")])
+    command = [sys.executable, "-m", "equipool.cli", "check", str(tmp_path / "demo" / "table.csv")]
+    command += ["--site", "site", "--covariate", "age"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "Can be pooled" in run.stdout

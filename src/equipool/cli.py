@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -14,28 +15,49 @@ from equipool.exceptions import EquipoolError
 
 __all__ = ["main"]
 
-FINE, CANNOT_BE_POOLED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
+FINE, CANNOT_BE_POOLED, WRONG_CALL, OUR_FAULT, INTERRUPTED = 0, 1, 2, 3, 130
 
 EPILOG = """\
-exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong, 130 interrupted"""
+exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong,
+3 a defect of equipool, 130 interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a sign (η, ✗) shows a question mark rather than failing.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        return command(arguments)
-    except EquipoolError as error:
+        status = command(arguments)
+        sys.stdout.flush()
+    except (EquipoolError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _reader_left()
         print(f"equipool: {error}", file=sys.stderr)
         return WRONG_CALL
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) left early: nothing went wrong on our side.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
     except KeyboardInterrupt:
-        print("equipool: interrupted; nothing was left half-written.", file=sys.stderr)
+        print("equipool: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("EQUIPOOL_TRACEBACK"):
+            raise
+        kind = type(error).__name__
+        print(
+            f"equipool: this should not have happened ({kind}: {error}). Run it again with "
+            "EQUIPOOL_TRACEBACK=1 and report what it prints.",
+            file=sys.stderr,
+        )
+        return OUR_FAULT
+    return status
+
+
+def _reader_left() -> int:
+    """Return what a command in a pipe returns whose reader (head, less) left early: not a verdict."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + 13
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,6 +128,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _check(arguments: argparse.Namespace) -> int:
     from equipool.data import check
 
+    if arguments.figure:
+        from equipool.report.figures import check_figure_path, preflight_figure, save_figure
+
+        check_figure_path(arguments.figure)
     report = check(
         arguments.table,
         site=arguments.site,
@@ -119,8 +145,6 @@ def _check(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
     if arguments.figure:
-        from equipool.report.figures import preflight_figure, save_figure
-
         written = save_figure(preflight_figure(report), arguments.figure)
         print(f"Figure: {written}", file=sys.stderr)
     return FINE if report.ok else CANNOT_BE_POOLED

@@ -207,14 +207,72 @@ def test_numeric_targets_are_numbers_and_few_whole_ones_are_classes():
             lambda: ep.PooledDataset.from_arrays(np.ones((2, 1)), site=["A", "B"], covariates=[1, 2, 3]),
             "covariates has 3 values",
         ),
-        (lambda: pool().select(sites="site9"), "no site 'site9'; it has site0, site1, site2"),
+        (lambda: pool().select(sites="site9"), "no site 'site9'; it has 'site0', 'site1', 'site2'"),
         (lambda: pool().covariate("agee"), "did you mean 'age'"),
         (lambda: pool().folds(1), "between 2 and the 60 rows"),
         (lambda: pool().split(1.5), "share between 0 and 1"),
         (lambda: pool()[0], "not a single number"),
+        (lambda: pool().select(target="2"), "no class '2'; it has '0', '1'"),
+        (lambda: pool()[:1].split(), "cannot be split"),
+        (
+            lambda: ep.PooledDataset.from_arrays(
+                np.ones((2, 1)), site=["A", "B"], covariates=np.eye(2), covariate_names=["a", "a"]
+            ),
+            "column 'a' more than once",
+        ),
+        (
+            lambda: ep.PooledDataset.from_arrays(np.eye(2), site=["A", "B"], task="x", y=[1, 2]),
+            "task must be",
+        ),
+        (lambda: ep.PooledDataset.from_arrays(np.eye(2), site=["A", "B"], missing="drop"), "missing must be"),
+        (lambda: ep.PooledDataset.from_arrays(images=["a", None], site=["A", "B"]), "no image in row 2"),
         (lambda: ep.simulate_table(overlap=2), "between 0"),
     ],
 )
 def test_wrong_calls_are_answered(call, words):
     with pytest.raises(InputError, match=words):
         call()
+
+
+def test_numbers_may_name_sites_and_classes():
+    data = ep.PooledDataset.from_arrays(np.arange(4.0)[:, None], site=[1, 1, 2, 2], y=[0.0, 1.0, 0.0, 1.0])
+    assert len(data.select(sites=1)) == len(data.select(sites=[2])) == len(data.select(target=1.0)) == 2
+
+
+def test_a_table_keeps_its_own_names():
+    frame = pd.DataFrame({"scanner": list("AABB"), "site": [1.0, 2, 3, 5], "id": [4.0, 3, 2, 2]})
+    back = ep.PooledDataset.from_frame(frame, site="scanner", covariates="site").to_frame()
+    assert back["scanner"].tolist() == list("AABB")
+    assert back["site"].tolist() == frame["site"].tolist()
+    assert back["id"].tolist() == frame["id"].tolist()
+    assert back.columns.is_unique
+
+
+def test_new_people_take_the_meaning_of_the_pool_they_are_like():
+    frame = pd.DataFrame(
+        {"s": list("BBCC"), "sex": list("MFFM"), "age": [20.0, 30, 60, 80], "v": [1.0, 2, 3, 4]}
+    )
+    train = ep.PooledDataset.from_frame(frame, site="s", covariates=["age", "sex"])
+    one = frame.assign(s="C", sex="M", age=50.0, extra=1.0).iloc[:1]
+    new = ep.PooledDataset.from_frame(one, site="s", covariates=["age", "sex"], like=train)
+    assert new.sites == ("B", "C")
+    assert new.site.tolist() == [1]
+    assert new.covariates == train.covariates
+    np.testing.assert_allclose(new.scaled, [[0.0, 1.0]])
+    assert new.feature_names == ("v",)
+    unseen = ep.PooledDataset.from_frame(one.assign(s="A"), site="s", covariates=["age", "sex"], like=train)
+    assert unseen.sites == ("B", "C", "A")
+    assert unseen.site.tolist() == [2]
+    with pytest.raises(InputError, match="'sex' must hold numbers but has text, such as 'X'"):
+        ep.PooledDataset.from_frame(one.assign(sex="X"), site="s", covariates=["age", "sex"], like=train)
+    with pytest.raises(InputError, match="give the same in the same order"):
+        ep.PooledDataset.from_frame(one, site="s", covariates="age", like=train)
+    arrays = ep.PooledDataset.from_arrays([[1.0]], site=["C"], covariates=[[50.0, "M"]], like=train)
+    np.testing.assert_allclose(arrays.scaled, [[0.0, 1.0]])
+
+
+@given(st.integers(2, 6), st.floats(0.01, 0.99), st.integers(0, 1000))
+def test_both_sides_of_a_split_have_somebody(rows, share, seed):
+    data = ep.PooledDataset.from_arrays(np.arange(rows)[:, None], site=["A"] * (rows - 1) + ["B"])
+    train, test = data.split(share, random_state=seed)
+    assert min(len(train), len(test)) >= 1

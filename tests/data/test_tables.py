@@ -1,4 +1,6 @@
 import gzip
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -44,9 +46,13 @@ def test_quotes_newlines_and_other_scripts_in_names_survive(tmp_path):
         ("t.csv", b"", "is empty"),
         ("t.csv", "site,größe\nä,1\n".encode("latin-1"), "not UTF-8"),
         ("t.csv", b"a,b,a\n1,2,3\n", "column 'a' more than once"),
-        ("t.csv", b"a,b\n1,2,3,4\n1,2\n", "cannot be read as a table"),
+        ("t.csv", b"a,b\n1,2,3,4\n1,2\n", "more cells than the header"),
+        ("t.tsv", b"site\tage\n1\tA\t20\n2\tB\t31\n", "row.names = FALSE"),
         ("t.parquet", b"PAR1 broken", "cannot be read as Parquet"),
         ("t.csv.gz", b"not gzip", "cannot be read as a table"),
+        ("t.csv.zip", b"not zip", "cannot be read as a table"),
+        ("t.csv.xz", b"not xz", "cannot be read as a table"),
+        ("t.csv.gz", b"".join([gzip.compress(bytes(9999))[:20], b"xx" * 9]), "cannot be read as a table"),
         ("t.csv.gz", gzip.compress(b"a,b\n" + b"1,2\n" * 5000)[:-20], "cannot be read as a table"),
     ],
 )
@@ -75,3 +81,34 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(pd, "read_parquet", no_parquet)
     with pytest.raises(MissingExtraError, match=r"pip install 'equipool\[parquet\]'"):
         ep.read_table(path)
+
+
+def test_long_rows_are_refused_outside_the_tests_too(tmp_path):
+    """pandas only warns there, and in the tests warnings are errors anyway: run it as a user would."""
+    path = tmp_path / "t.csv"
+    path.write_text("site,age\nA,20,5.5\nB,30,6.5\n")
+    command = [sys.executable, "-m", "equipool.cli", "check", str(path), "--site", "site"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "more cells than the header" in run.stderr
+
+
+def test_marks_and_newlines_in_quoted_names_do_not_mislead(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('site,"age;in;years;now","a\nb",id\nA,20,1,001\nB,30,2,002\n')
+    frame = ep.read_table(path, labels=["id"])
+    assert list(frame.columns) == ["site", "age;in;years;now", "a\nb", "id"]
+    assert frame["id"].tolist() == ["001", "002"]
+
+
+def test_decimal_commas_are_read_as_numbers(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("site;age;v\nA;20,5;1\nB;30,25;2\n")
+    assert ep.read_table(path, labels=["site"])["age"].tolist() == [20.5, 30.25]
+
+
+def test_twenty_thousand_columns(tmp_path):
+    path = tmp_path / "t.csv"
+    names = ",".join(f"lh_vertex_{k:05d}" for k in range(20_000))
+    path.write_text(f"{names}\n{','.join(['1'] * 20_000)}\n")
+    assert ep.read_table(path).shape == (1, 20_000)

@@ -106,7 +106,22 @@ def test_a_single_row_has_no_pairs(form):
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_shapes_that_would_broadcast_are_refused(form):
     tau, c = sample(4, 4, 1)
-    with pytest.raises(InputError, match=r"shape \(4,\). Got \(4, 1\)"):
-        FORMS[form][0](tau, c, CovariateAction.spread(4), weights=torch.ones(4, 1))
+    loss, action = FORMS[form][0], CovariateAction.spread(4)
+    for weights in (torch.ones(4, 1), torch.zeros(4), torch.tensor([1.0, 1, 1, -1])):
+        with pytest.raises(InputError, match=r"weights must have shape \(4,\)"):
+            loss(tau, c, action, weights=weights)
+    for wrong in (c.T, c[:1], 0.3):
+        with pytest.raises(InputError, match="c must have one row for each of the 4 rows"):
+            loss(tau, wrong, action)
+    with pytest.raises(InputError, match="reduction must be"):
+        loss(tau, c, action, reduction="Sum")
     with pytest.raises(InputError, match=r"shape \(N, n\)"):
         FORMS[form][0](tau[0], c, CovariateAction.spread(4))
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_the_scale_and_the_dtype_of_weights_do_not_matter_to_the_mean(form):
+    tau, c = sample(7, 4, 1)
+    loss, action = FORMS[form][0], CovariateAction.spread(4)
+    for weights in (torch.full((7,), 1e-7), torch.ones(7, dtype=torch.int64), torch.ones(7)):
+        torch.testing.assert_close(loss(tau, c, action, weights=weights), loss(tau, c, action))

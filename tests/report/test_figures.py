@@ -11,9 +11,9 @@ def test_the_figure_is_drawn_whatever_the_names(sites, tmp_path):
     rng = np.random.default_rng(0)
     rows = 12 * len(sites)
     table = pd.DataFrame(
-        {"s": np.repeat(sites, 12), "age": rng.uniform(20, 80, rows), "sex": rng.integers(0, 2, rows)}
+        {"s": np.repeat(sites, 12), r"a$\frac{$b": rng.uniform(20, 80, rows), "sex": rng.integers(0, 2, rows)}
     ).assign(v=rng.normal(size=rows))
-    report = ep.check(table, site="s", covariates=["age", "sex"])
+    report = ep.check(table, site="s", covariates=[r"a$\frac{$b", "sex"])
     figure = preflight_figure(report)
     path = save_figure(figure, tmp_path / "f.svg")
     assert path.stat().st_size > 1000

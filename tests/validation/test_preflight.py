@@ -98,6 +98,21 @@ BAD = {
         "error",
         ["'age'", "meaningful order", "0/1 column"],
     ),
+    "infinite whole age": (
+        changed(age=[20.0, 30.0, 40.0, np.inf] * 15),
+        "infinite-values",
+        "error",
+        ["'age'", "rows 4"],
+    ),
+    "target differs in every row": (changed(dx=good().id), "target-per-row", "error", ["as an id would"]),
+    "numeric target tied to the site": (
+        good().assign(dx=lambda t: t.site.map({"A": 1.5, "B": 20.25, "C": 33.125})),
+        "target-tied-to-site",
+        "error",
+        ["'dx'", "never varies within a site"],
+    ),
+    "one text level": (changed(age="F"), "constant-covariate", "error", ["'F' in every row"]),
+    "a blank site": (with_cell("site", 3, " "), "missing-site", "error", ["row 4"]),
     "duplicate ids": (with_cell("id", 7, "sub-000"), "duplicate-ids", "error", ["'sub-000'", "rows 1, 8"]),
     "id column as site": (changed(site=good().id), "site-per-row", "error", ["different value in every row"]),
     "the same covariate twice": (
@@ -251,11 +266,43 @@ def test_confounding_is_measured_from_none_to_full():
     loose, strong = (ep.check(table, site="site", covariates="age") for table in (free, tied))
     assert loose.confounding["age"] < 0.1
     assert strong.confounding["age"] > 0.8
-    assert loose.readability[0] < 0.65
-    assert strong.readability[0] > 0.95
-    assert strong.readability[1] == 0.5
+    assert loose.readability.balanced_accuracy < 0.65
+    assert strong.readability.balanced_accuracy > 0.95
+    assert strong.readability.chance == 0.5
     assert "confounded" in [f.code for f in strong.warnings]
     assert "strongly tied" in strong.warnings[-1].text
+
+
+def test_chance_is_not_called_confounding():
+    """Sites that differ by chance alone: the warning is rare over many draws, the measures stay small."""
+    warned, strengths = 0, []
+    for _ in range(30):
+        rng = np.random.default_rng()
+        table = pd.DataFrame({"site": np.repeat(list("ABCDEFGHIJ"), 6), "age": rng.normal(50, 10, 60)})
+        table = table.assign(dx=rng.choice(["a", "b"], 60), v=rng.normal(size=60))
+        report = ep.check(table, site="site", covariates="age", target="dx")
+        warned += "confounded" in [f.code for f in report.warnings]
+        strengths += [report.confounding["age"], report.confounding["dx"]]
+    assert warned <= 4
+    assert np.mean(strengths) < 0.15
+
+
+def test_the_target_is_not_recommended_as_a_covariate():
+    table = good(rows_per_site=60).assign(
+        dx=lambda t: np.where((t.site == "A") ^ (t.index % 10 == 0), "AD", "CN")
+    )
+    report = ep.check(table, site="site", covariates="age", target="dx", id="id")
+    text = next(f.text for f in report.warnings if f.code == "confounded")
+    assert "keep the covariates" in text
+    assert "'dx' and of the site cannot be told apart" in text
+
+
+def test_dates_are_no_numbers():
+    dated = changed(day=pd.Timestamp("2020-01-01"), age=pd.Timestamp("2020-01-01"))
+    with pytest.raises(InputError, match="'age' holds dates"):
+        ep.check(dated, site="site", covariates="age")
+    report = ep.check(dated.drop(columns="age"), site="site", target="dx", id="id")
+    assert any("(dates): 'day'" in f.text for f in report.findings)
 
 
 def test_the_report_is_json_whatever_the_table():

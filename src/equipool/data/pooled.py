@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from equipool.data.splits import deal, systematic
 from equipool.data.tables import label_columns, read_table
 from equipool.exceptions import InputError
-from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs
+from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs, require_columns
+from equipool.validation.findings import listed, rows_text
 
 __all__ = ["Covariate", "PooledDataset"]
 
@@ -108,6 +109,8 @@ class PooledDataset:
     feature_names: tuple[str, ...] = ()
     target_name: str = "target"
     task: Task | None = None
+    site_name: str = "site"
+    id_name: str = "id"
 
     def __post_init__(self) -> None:
         for array in (self.X, self.y, self.site, self.C, self.ids):
@@ -125,6 +128,7 @@ class PooledDataset:
         images: Iterable[str | Path] | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
+        like: PooledDataset | None = None,
         **arrays: Unpack[Arrays],
     ) -> PooledDataset:
         """Build a pool from arrays, lists, series or frames of one length; give X or images.
@@ -143,14 +147,19 @@ class PooledDataset:
             One for each row; default: its number.
         missing
             ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
+        like
+            A pool whose sites, levels, scales and task are to be used: for new people, even a single one.
+            Sites that it does not know come after its own.
         """
-        paths = None if images is None else tuple(Path(image) for image in images)
+        paths = None if images is None else _image_paths(pd.DataFrame({"images": list(images)}), "images")
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
         if paths is not None:
             # The validator sees the images as one column that always varies.
             X = np.arange(len(paths), dtype=np.float64)[:, None]
-        return cls._from_inputs(Inputs.from_arrays(X, site=site, **arrays), units or {}, missing, paths)
+        if like is not None:
+            arrays = {"covariate_names": like.covariate_names, **arrays, **like._meaning()}
+        return cls._from_inputs(Inputs.from_arrays(X, site=site, **arrays), units, missing, paths, like)
 
     @classmethod
     def from_frame(
@@ -161,18 +170,24 @@ class PooledDataset:
         images: str | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
+        like: PooledDataset | None = None,
         **roles: Unpack[Roles],
     ) -> PooledDataset:
         """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
 
-        ``images`` names a column of paths; the pool then holds these in place of features.
+        ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is as for
+        :meth:`from_arrays`.
         """
         paths = None
         if images is not None:
             paths = _image_paths(frame, images)
             frame = frame.assign(**{images: np.arange(len(frame), dtype=np.float64)})
             roles["features"] = [images]
-        return cls._from_inputs(Inputs.from_frame(frame, site=site, **roles), units or {}, missing, paths)
+        if like is not None:
+            roles = {**roles, **like._meaning()}
+            if paths is None:
+                roles["features"] = list(like.feature_names)
+        return cls._from_inputs(Inputs.from_frame(frame, site=site, **roles), units, missing, paths, like)
 
     @classmethod
     def read(cls, path: str | Path, *, site: str, **roles: Any) -> PooledDataset:
@@ -182,14 +197,15 @@ class PooledDataset:
 
     @classmethod
     def _from_inputs(
-        cls, inputs: Inputs, units: Mapping[str, str], missing: Missing, images: tuple[Path, ...] | None
+        cls,
+        inputs: Inputs,
+        units: Mapping[str, str] | None,
+        missing: Missing,
+        images: tuple[Path, ...] | None,
+        like: PooledDataset | None,
     ) -> PooledDataset:
-        check_inputs(inputs, missing=missing)
-        sites, codes = np.unique(inputs.site.astype(str), return_inverse=True)
-        covariates = tuple(
-            Covariate.of(name, inputs.covariates[:, k], unit=units.get(name, ""), levels=inputs.levels[k])
-            for k, name in enumerate(inputs.covariate_names)
-        )
+        check_inputs(inputs, missing=missing, pooled=like is None)
+        sites, codes = _numbered_sites(inputs.site, () if like is None else like.sites)
         ids = inputs.ids
         if ids is None:
             ids = np.array([str(row + 1) for row in range(inputs.n_rows)], dtype=object)
@@ -197,15 +213,29 @@ class PooledDataset:
             X=None if images is not None else inputs.X.copy(),
             images=images,
             y=None if inputs.target is None else inputs.target.copy(),
-            site=codes.astype(np.intp),
-            sites=tuple(map(str, sites)),
+            site=codes,
+            sites=sites,
             C=inputs.covariates.copy(),
-            covariates=covariates,
+            covariates=_covariates_of(inputs, units or {}) if like is None else like._covariates_for(inputs),
             ids=ids.copy(),
             feature_names=() if images is not None else inputs.feature_names,
             target_name=inputs.target_name,
             task=inputs.task,
+            site_name=inputs.site_name,
+            id_name=inputs.id_name,
         )
+
+    def _meaning(self) -> _Meaning:
+        """Return what new people's columns must mean to be comparable: text levels and the kind of target."""
+        return {"levels": {c.name: c.levels for c in self.covariates}, "task": self.task}
+
+    def _covariates_for(self, inputs: Inputs) -> tuple[Covariate, ...]:
+        if inputs.covariate_names != self.covariate_names:
+            raise InputError(
+                f"The pool has the covariates {list(self.covariate_names)}. Got "
+                f"{list(inputs.covariate_names)}; give the same in the same order."
+            )
+        return self.covariates
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -217,7 +247,7 @@ class PooledDataset:
         names = ", ".join(self.sites[:4]) + (", …" if len(self.sites) > 4 else "")
         parts = [f"{len(self)} rows", what, f"{len(self.sites)} sites ({names})"]
         if self.covariates:
-            parts.append("covariates " + ", ".join(covariate.name for covariate in self.covariates))
+            parts.append("covariates " + ", ".join(self.covariate_names))
         if self.y is not None:
             parts.append(f"target {self.target_name}")
         return f"PooledDataset: {', '.join(parts)}"
@@ -231,13 +261,18 @@ class PooledDataset:
         return scaled
 
     @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """The covariates' names, in order."""
+        return tuple(covariate.name for covariate in self.covariates)
+
+    @property
     def site_labels(self) -> NDArray[np.object_]:
         """The name of each person's site."""
         return np.array(self.sites, dtype=object)[self.site]
 
     def covariate(self, name: str) -> FloatArray:
         """Return one covariate by name, in its own unit."""
-        names = [covariate.name for covariate in self.covariates]
+        names = list(self.covariate_names)
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {names}."
@@ -246,16 +281,25 @@ class PooledDataset:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the pool as a table: id, site, target, covariates, then features or image paths."""
-        columns: dict[str, Any] = {"id": self.ids, "site": self.site_labels}
+        columns: dict[str, Any] = {}
+
+        def add(name: str, values: Any) -> None:
+            while name in columns or name in self.feature_names:
+                name += "_"
+            columns[name] = values
+
+        add(self.id_name, self.ids)
+        add(self.site_name, self.site_labels)
         if self.y is not None:
-            columns[self.target_name] = self.y
+            add(self.target_name, self.y)
         for k, covariate in enumerate(self.covariates):
             levels, values = covariate.levels, self.C[:, k]
-            columns[covariate.name] = values if levels is None else [levels[int(v)] for v in values]
-        roles = pd.DataFrame(columns)
+            add(covariate.name, values if levels is None else [levels[int(v)] for v in values])
         if self.X is None:
-            return roles.assign(image=[str(path) for path in self.images or ()])
-        return pd.concat([roles, pd.DataFrame(self.X, columns=list(self.feature_names))], axis=1)
+            add("image", [str(path) for path in self.images or ()])
+            return pd.DataFrame(columns)
+        features = pd.DataFrame(self.X, columns=list(self.feature_names))
+        return pd.concat([pd.DataFrame(columns), features], axis=1)
 
     # -- selecting -----------------------------------------------------------------------------------------
 
@@ -277,7 +321,7 @@ class PooledDataset:
     def select(
         self,
         *,
-        sites: str | Iterable[str] | None = None,
+        sites: Any = None,
         target: Any = None,
         between: Mapping[str, tuple[float, float]] | None = None,
     ) -> PooledDataset:
@@ -292,19 +336,22 @@ class PooledDataset:
         """
         mask = np.ones(len(self), dtype=bool)
         if sites is not None:
-            wanted = [sites] if isinstance(sites, str) else list(sites)
-            unknown = [name for name in wanted if name not in self.sites]
-            if unknown:
-                raise InputError(f"The pool has no site {unknown[0]!r}; it has {', '.join(self.sites)}.")
-            mask &= np.isin(self.site_labels.astype(str), wanted)
+            wanted = [str(name) for name in ([sites] if np.isscalar(sites) else sites)]
+            mask &= np.isin(self.site_labels.astype(str), _known("site", wanted, self.sites))
         if target is not None:
-            if self.y is None:
-                raise InputError("The pool has no target to select by.")
-            mask &= self.y == (str(target) if self.task == "class" else target)
+            mask &= self._has_target(target)
         for name, (low, high) in (between or {}).items():
             values = self.covariate(name)
             mask &= (values >= low) & (values <= high)
         return self[mask]
+
+    def _has_target(self, target: Any) -> NDArray[np.bool_]:
+        if self.y is None:
+            raise InputError("The pool has no target to select by.")
+        if self.task == "number":
+            return np.asarray(self.y == target)
+        label = f"{target:g}" if isinstance(target, float) else str(target)
+        return np.asarray(self.y == _known("class", [label], sorted(set(self.y)))[0])
 
     # -- splitting -----------------------------------------------------------------------------------------
 
@@ -317,7 +364,12 @@ class PooledDataset:
         """
         if not 0 < test_size < 1:
             raise InputError(f"test_size must be a share between 0 and 1. Got {test_size}.")
+        if len(self) < 2:
+            raise InputError(f"A pool of {len(self)} row(s) cannot be split.")
         test = systematic(*self._strata(stratify), test_size, random_state)
+        if test.all() or not test.any():
+            # So few rows that the share rounds to none or all: one row goes to the other side.
+            test[int(random_state) % len(self)] ^= True
         return np.flatnonzero(~test), np.flatnonzero(test)
 
     def folds(
@@ -352,13 +404,40 @@ class PooledDataset:
         return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers
 
 
+class _Meaning(TypedDict):
+    levels: Mapping[str, tuple[str, ...] | None] | None
+    task: Task | None
+
+
+def _covariates_of(inputs: Inputs, units: Mapping[str, str]) -> tuple[Covariate, ...]:
+    """Take each covariate's scale from the people at hand."""
+    return tuple(
+        Covariate.of(name, inputs.covariates[:, k], unit=units.get(name, ""), levels=inputs.levels[k])
+        for k, name in enumerate(inputs.covariate_names)
+    )
+
+
+def _numbered_sites(labels: NDArray[Any], known: tuple[str, ...]) -> tuple[tuple[str, ...], IntArray]:
+    """Return the sites' names, those known first, and each row's place among them."""
+    sites = (*known, *sorted(set(labels.astype(str)) - set(known)))
+    place = {name: k for k, name in enumerate(sites)}
+    return sites, np.array([place[label] for label in labels], dtype=np.intp)
+
+
+def _known(what: str, wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Return the names if all are there; else raise an error that says which are."""
+    for name in wanted:
+        if name not in there:
+            raise InputError(f"The pool has no {what} {name!r}; it has {listed(there, shown=12)}.")
+    return list(wanted)
+
+
 def _image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
     """Return the paths of an image column; name the rows without one."""
-    from equipool.validation import require_columns
-    from equipool.validation.findings import rows_text
-
+    frame = frame.rename(columns=str)
     require_columns(frame, [column])
-    missing = np.flatnonzero(frame[column].isna()).tolist()
+    blank = frame[column].isna() | (frame[column].astype(str).str.strip() == "")
+    missing = np.flatnonzero(blank).tolist()
     if missing:
         raise InputError(
             f"Column {column!r} names no image in {rows_text(missing)}; fill it in or drop these rows."

@@ -80,6 +80,8 @@ def simulate_table(
     """
     if not 0 <= overlap <= 1:
         raise InputError(f"overlap must lie between 0 (none) and 1 (full). Got {overlap}.")
+    if random_state < 0:
+        raise InputError(f"The seed must not be negative. Got {random_state}.")
     rng = np.random.default_rng(random_state)
     site = np.repeat(np.arange(len(sites)), people)
     age = _ages(rng, site, len(sites), overlap, ages)

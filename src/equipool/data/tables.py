@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import csv
+import lzma
+import warnings
+import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -18,6 +22,15 @@ __all__ = ["check", "label_columns", "read_table"]
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
 PARQUET = {".parquet", ".pq"}
+DAMAGED = (
+    pd.errors.ParserError,
+    OSError,
+    EOFError,
+    ValueError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+)
 
 
 def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
@@ -102,41 +115,72 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def _read_text(path: Path, delimiter: str, labels: Sequence[str]) -> pd.DataFrame:
     try:
-        header = pd.read_csv(path, header=None, nrows=1, sep="\0", dtype=str, engine="python", quoting=3)
-        names, delimiter = _header(str(header.iloc[0, 0]), delimiter, path)
-        frame = pd.read_csv(
-            path,
-            sep=delimiter,
-            dtype={name: "object" for name in labels if name in names},
-            encoding="utf-8-sig",
-            low_memory=False,
-            index_col=False,
-            # pandas would read a short row as one with missing values and let a long one fail the parse
-            on_bad_lines="error",
-        )
+        with warnings.catch_warnings():
+            # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            names, delimiter = _header(path, delimiter)
+            frame = _read_rows(path, delimiter, labels=[name for name in labels if name in names])
+            if delimiter != "," and _has_decimal_commas(frame):
+                frame = _read_rows(path, delimiter, labels=labels, decimal=",")
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path.name} is empty; it needs a header and at least one row.") from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path.name} is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet."
         ) from error
-    except (pd.errors.ParserError, pd.errors.ParserWarning, OSError, EOFError) as error:
+    except pd.errors.ParserWarning as error:
+        raise InputError(
+            f"{path.name} has rows with more cells than the header has names; name every column (R: "
+            "write.csv(..., row.names = FALSE))."
+        ) from error
+    except DAMAGED as error:
         raise InputError(f"{path.name} cannot be read as a table ({_first_line(error)}).") from error
     return frame
 
 
-def _header(line: str, delimiter: str, path: Path) -> tuple[list[str], str]:
-    """Return the column names and the separator that the header really uses."""
-    line = line.lstrip("\ufeff")
-    candidates = [delimiter, *(mark for mark in ",\t;|" if mark != delimiter)]
-    best = max(candidates, key=lambda mark: len(next(csv.reader([line], delimiter=mark))))
-    names = next(csv.reader([line], delimiter=best))
-    double = {name for name in names if names.count(name) > 1 and name}
+def _read_rows(path: Path, delimiter: str, *, labels: Sequence[str], decimal: str = ".") -> pd.DataFrame:
+    return pd.read_csv(
+        path,
+        sep=delimiter,
+        decimal=decimal,
+        dtype=dict.fromkeys(labels, "object"),
+        encoding="utf-8-sig",
+        low_memory=False,
+        index_col=False,
+    )
+
+
+def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
+    """Return the column names and the separator: that of the file's kind, or one that finds more columns."""
+    names = _names(path, delimiter)
+    if len(names) == 1:
+        others = {mark: _names(path, mark) for mark in ",\t;|" if mark in names[0]}
+        delimiter = max([delimiter, *others], key=lambda mark: len(others.get(mark, names)))
+        names = others.get(delimiter, names)
+    double = sorted(name for name, count in Counter(names).items() if count > 1 and name)
     if double:
         raise InputError(
-            f"{path.name} has the column {listed(sorted(double))} more than once; rename or drop the copies."
+            f"{path.name} has the column {listed(double)} more than once; rename or drop the copies."
         )
-    return names, best
+    return names, delimiter
+
+
+def _names(path: Path, delimiter: str) -> list[str]:
+    first = pd.read_csv(
+        path, sep=delimiter, header=None, nrows=1, dtype=str, encoding="utf-8-sig", keep_default_na=False
+    )
+    return [str(name) for name in first.iloc[0]]
+
+
+def _has_decimal_commas(frame: pd.DataFrame) -> bool:
+    """Whether some column of text is numbers with a comma, as spreadsheets of many countries write them."""
+    for name in frame.columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            present = frame[name].dropna().astype(str).str.strip()
+            with_comma = present.str.fullmatch(r"[-+]?\d+,\d+").mean() if len(present) else 0.0
+            if with_comma > 0 and present.str.fullmatch(r"[-+]?\d+(,\d+)?").mean() > 0.5:
+                return True
+    return False
 
 
 def _first_line(error: BaseException) -> str:

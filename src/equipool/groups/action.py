@@ -92,10 +92,10 @@ class CovariateAction(nn.Module):
     def spread(
         cls, n: int, n_covariates: int = 1, *, base: float = math.pi / 2, harmonics: int = 4
     ) -> CovariateAction:
-        """Build an action with frequencies evenly spread over 1 … ``harmonics`` multiples of ``base``.
+        """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
-        Whole multiples make ρ periodic with the period of its slowest plane. Only then can a τ be
-        equivariant for every rotation and not merely as long as no phase wraps around
+        Whole multiples make ρ periodic with the period of its slowest plane, so that τ is equivariant for
+        every rotation and not merely as long as no phase wraps around
         (see :attr:`FrameTau.exact_everywhere`). With the default base the training range [−1, 1] covers half
         a turn of the slowest plane, which leaves half a turn for people outside that range.
         """

@@ -194,6 +194,8 @@ class PlaneRotation:
         """Return the product of two rotations of the same torus."""
         if other.n != self.n:
             raise InputError(f"Rotations of R^{self.n} and R^{other.n} cannot be composed.")
+        if self.basis is not other.basis and not _same_basis(self.basis, other.basis):
+            raise InputError("Rotations of different planes do not form one torus; multiply their matrices.")
         return replace(self, angles=self.angles + other.angles)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -210,3 +212,7 @@ class PlaneRotation:
         """Return the rotation matrices (..., n, n)."""
         columns = torch.eye(self.n, dtype=self.angles.dtype, device=self.angles.device)
         return replace(self, angles=self.angles.unsqueeze(-2)).apply(columns).mT
+
+
+def _same_basis(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and torch.equal(a, b)

@@ -67,20 +67,31 @@ class FrameTau(nn.Module):
     def exact_everywhere(self) -> bool:
         """Whether all planes turn by whole multiples of the designated ones.
 
-        Then a phase that wraps around leaves ρ(ĉ) unchanged and equivariance holds for every rotation. It
-        cannot hold for every rotation otherwise: on the sphere, frequencies without a common period bring a
-        latent back arbitrarily close to itself, while ĉ would have to keep growing.
+        Then a phase that wraps around leaves ρ(ĉ) unchanged and equivariance holds for every rotation.
+        Otherwise it holds until a phase wraps. For frequencies without a common period no continuous reading
+        does better: they bring a latent back arbitrarily close to itself, while ĉ would have to keep growing.
         """
         ratio = self.action.frequencies @ self.inverse_frequencies
         return bool((ratio - ratio.round()).abs().max() < 1e-9)
 
-    def vector(self, latent: Tensor) -> Tensor:
+    def reading(self, latent: Tensor) -> Tensor:
         """Return the vectors (..., n) whose phases are read: here the latents themselves."""
         return latent
 
+    def vector(self, latent: Tensor) -> Tensor:
+        """Return τ(ℓ) as a point of the sphere, the vector that equation (4) compares.
+
+        Here the group element ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane:
+        all of τ(ℓ) and nothing else of ℓ.
+        """
+        base = torch.zeros(self.action.n, dtype=latent.dtype, device=latent.device)
+        base[0 : 2 * self.action.n_planes : 2] = self.action.n_planes**-0.5
+        base = base if self.action.basis is None else self.action.basis.to(base.dtype) @ base
+        return self(latent).apply(base.expand(*latent.shape[:-1], self.action.n))
+
     def covariate(self, latent: Tensor) -> Tensor:
         """Return ĉ(ℓ), the covariates read from the latents, shape (..., K)."""
-        first, second = self._designated(self.vector(latent)).unbind(-1)
+        first, second = self._designated(self.reading(latent)).unbind(-1)
         phase = torch.atan2(second, first)
         # Differences are brought back to (−π, π] so that the offset adds no wrap of its own.
         centred = phase - self.offset
@@ -114,6 +125,13 @@ class FrameTau(nn.Module):
         unit = unit.index_copy(-1, columns, _lengthen(pairs, length.unsqueeze(-1), share, floor).flatten(-2))
         unit = nn.functional.normalize(unit, dim=-1)
         return unit if basis is None else unit @ basis.mT
+
+    @torch.no_grad()
+    def calibrate(self, latent: Tensor, c: Any) -> None:
+        """Set the zero of ĉ so that it reads the covariates c on average; equation (4) leaves it free."""
+        turned_back = self.action(c).inverse.apply(self.reading(latent))
+        first, second = self._designated(turned_back).mean(dim=0).unbind(-1)
+        self.offset.copy_(torch.atan2(second, first))
 
     def _columns(self, device: torch.device) -> Tensor:
         """Return the plane coordinates that belong to the designated planes."""
@@ -166,17 +184,13 @@ class LearnedTau(FrameTau):
         """Never: a network is equivariant only as far as it was trained to be."""
         return False
 
-    def vector(self, latent: Tensor) -> Tensor:
-        """Return τ's point on the sphere, the vector that equation (4) compares."""
+    def reading(self, latent: Tensor) -> Tensor:
+        """Return the network's point of the sphere."""
         return self.to_sphere(self.network(latent), floor=self.floor)
 
-    @torch.no_grad()
-    def calibrate(self, latent: Tensor, c: Any) -> LearnedTau:
-        """Set the zero of ĉ so that it reads the covariates c on average; equation (4) leaves it free."""
-        turned_back = self.action(c).inverse.apply(self.vector(latent))
-        first, second = self._designated(turned_back).mean(dim=0).unbind(-1)
-        self.offset.copy_(torch.atan2(second, first))
-        return self
+    def vector(self, latent: Tensor) -> Tensor:
+        """Return the network's point of the sphere: the paper's τ(ℓ)."""
+        return self.reading(latent)
 
 
 class Phi(nn.Module):

@@ -1,5 +1,28 @@
 """Networks, losses and the training loop."""
 
-from equipool.nn.losses import equivariance_loss, equivariance_loss_cayley
+from equipool.nn.losses import (
+    equivariance_loss,
+    equivariance_loss_cayley,
+    grouped_mmd,
+    match_loss,
+    mmd,
+    prediction_loss,
+    reconstruction_loss,
+)
+from equipool.nn.networks import adversary_network, mlp
+from equipool.nn.training import History, site_batches, train
 
-__all__ = ["equivariance_loss", "equivariance_loss_cayley"]
+__all__ = [
+    "History",
+    "adversary_network",
+    "equivariance_loss",
+    "equivariance_loss_cayley",
+    "grouped_mmd",
+    "match_loss",
+    "mlp",
+    "mmd",
+    "prediction_loss",
+    "reconstruction_loss",
+    "site_batches",
+    "train",
+]

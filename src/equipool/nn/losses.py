@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction
 
-__all__ = ["equivariance_loss", "equivariance_loss_cayley"]
+__all__ = [
+    "equivariance_loss",
+    "equivariance_loss_cayley",
+    "grouped_mmd",
+    "match_loss",
+    "mmd",
+    "prediction_loss",
+    "reconstruction_loss",
+]
 
 Reduction = Literal["sum", "mean"]
 
@@ -59,7 +68,7 @@ def equivariance_loss(
     >>> equivariance_loss(tau, age, rho).item() < 1e-9
     True
     """
-    _check_rows(tau, weights)
+    c, weights = _check_rows(tau, c, action, weights, reduction)
     u = action(c).inverse.apply(tau)
     if weights is None:
         rows = len(tau)
@@ -68,9 +77,7 @@ def equivariance_loss(
     total = weights.sum()
     mean = weights @ u / total
     spread = weights @ (u - mean).square().sum(dim=1)
-    if reduction == "sum":
-        return 2 * total * spread
-    return 2 * total * spread / ((total**2 - weights.square().sum()) / 2).clamp_min(1e-12)
+    return 2 * total * spread / (1 if reduction == "sum" else _pair_weight(weights))
 
 
 def equivariance_loss_cayley(
@@ -89,7 +96,7 @@ def equivariance_loss_cayley(
     Memory is bounded by ``block`` rows against all others, also in the backward pass. The two terms of (4)
     are still equal, since G is orthogonal. Arguments as for :func:`equivariance_loss`.
     """
-    _check_rows(tau, weights)
+    c, weights = _check_rows(tau, c, action, weights, reduction)
     vectors = tau if action.basis is None else tau @ action.basis.to(tau.dtype)
     angles = action.angles(c).to(tau.dtype)  # Ω c, used as a rate: the turn is −2·arctan of differences
     w = tau.new_ones(len(tau)) if weights is None else weights
@@ -100,9 +107,62 @@ def equivariance_loss_cayley(
             _cayley_block, vectors[rows], angles[rows], w[rows], vectors, angles, w, use_reentrant=False
         )
     # Each unordered pair was met twice, once for each of the two equal terms; i = j adds nothing.
-    if reduction == "sum":
-        return total
-    return total / ((w.sum() ** 2 - w.square().sum()) / 2).clamp_min(1e-12)
+    return total / (1 if reduction == "sum" else _pair_weight(w))
+
+
+def reconstruction_loss(x: Tensor, reconstructed: Tensor) -> Tensor:
+    """‖x − x̂‖² of Algorithm 1 and equation (5), averaged over people."""
+    return (x - reconstructed).square().sum(dim=-1).mean()
+
+
+def prediction_loss(output: Tensor, y: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Return the prediction term of equation (5): cross-entropy for classes, squares for numbers.
+
+    The paper writes ‖Y − h(Φ(ℓ))‖² for both; cross-entropy is what its classes are trained with.
+    """
+    if not y.is_floating_point():
+        return nn.functional.cross_entropy(output, y, weight=weights)
+    return (output.squeeze(-1) - y).square().mean()
+
+
+def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)) -> Tensor:
+    """Equation (7), squared: the discrepancy between sites' codes, averaged over pairs of sites.
+
+    ‖μ_s − μ_t‖²_H as a V-statistic with a sum of Gaussian kernels exp(−d²/(a·m)), m the median squared
+    distance in the batch (no gradient goes through it) and a the ``scales``. O(N²) in the batch.
+    """
+    squared = torch.cdist(z, z).square()
+    median = squared.detach().median().clamp_min(torch.finfo(z.dtype).tiny)
+    kernel = torch.stack([torch.exp(-squared / (a * median)) for a in scales]).mean(dim=0)
+    membership = nn.functional.one_hot(torch.unique(site, return_inverse=True)[1]).to(z.dtype)
+    mean = membership / membership.sum(dim=0)
+    gram = mean.mT @ kernel @ mean  # inner products of the sites' mean embeddings
+    count = len(gram)
+    if count < 2:
+        return z.sum() * 0
+    # Σ_{s<t} ‖μ_s − μ_t‖² = S Σ_s ‖μ_s‖² − ‖Σ_s μ_s‖²
+    return (count * gram.diagonal().sum() - gram.sum()) / (count * (count - 1) / 2)
+
+
+def grouped_mmd(z: Tensor, site: Tensor, group: Tensor) -> Tensor:
+    """SS, sub-sampling (Zhou et al.): the MMD within each group of like covariates, averaged.
+
+    Groups are compared only where at least two sites have people; everybody else is dropped.
+    """
+    terms = []
+    for g in torch.unique(group):
+        inside = group == g
+        if len(torch.unique(site[inside])) > 1:
+            terms.append(mmd(z[inside], site[inside]))
+    return torch.stack(terms).mean() if terms else z.sum() * 0
+
+
+def match_loss(z: Tensor, partner: Tensor) -> Tensor:
+    """RM, RandMatch (Motiian et al.): ‖z_i − z_j‖² for random matches across sites; partner −1 means none."""
+    matched = partner >= 0
+    if not matched.any():
+        return z.sum() * 0
+    return (z[matched] - z[partner[matched]]).square().sum(dim=-1).mean()
 
 
 def _cayley_block(a: Tensor, rate_a: Tensor, w_a: Tensor, b: Tensor, rate_b: Tensor, w_b: Tensor) -> Tensor:
@@ -120,9 +180,31 @@ def _cayley_block(a: Tensor, rate_a: Tensor, w_a: Tensor, b: Tensor, rate_b: Ten
     return w_a @ distances @ w_b
 
 
-def _check_rows(tau: Tensor, weights: Tensor | None) -> None:
-    """Refuse shapes that would broadcast silently."""
+def _pair_weight(weights: Tensor) -> Tensor:
+    """Σ_{i<j} w_i w_j, at least the smallest positive number: a single row has no pairs and no loss."""
+    pairs = (weights.sum() ** 2 - weights.square().sum()) / 2
+    return pairs.clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def _check_rows(
+    tau: Tensor, c: Any, action: CovariateAction, weights: Tensor | None, reduction: str
+) -> tuple[Tensor, Tensor | None]:
+    """Refuse shapes that would broadcast silently; return c as (N, K) and the weights in the dtype of tau."""
     if tau.dim() != 2:
         raise InputError(f"tau must have shape (N, n). Got {tuple(tau.shape)}.")
-    if weights is not None and weights.shape != tau.shape[:1]:
-        raise InputError(f"weights must have shape ({len(tau)},). Got {tuple(weights.shape)}.")
+    if reduction not in ("sum", "mean"):
+        raise InputError(f"reduction must be 'sum' or 'mean'. Got {reduction!r}.")
+    c = action.covariates(c)
+    if c.shape != (len(tau), action.n_covariates):
+        raise InputError(
+            f"c must have one row for each of the {len(tau)} rows of tau, shape "
+            f"({len(tau)}, {action.n_covariates}). Got {tuple(c.shape)}."
+        )
+    if weights is None:
+        return c, None
+    if weights.shape != tau.shape[:1] or (weights < 0).any() or not weights.sum() > 0:
+        raise InputError(
+            f"weights must have shape ({len(tau)},), be at least 0 and not all 0. Got "
+            f"shape {tuple(weights.shape)}, smallest {weights.min().item():g}, sum {weights.sum().item():g}."
+        )
+    return c, weights.to(tau.dtype)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["preflight_figure", "save_figure"]
+__all__ = ["check_figure_path", "preflight_figure", "save_figure"]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5C5C5C")
 SITES_SHOWN = 30
@@ -47,10 +47,17 @@ def preflight_figure(report: PreflightReport) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure; the format follows the file's ending."""
+def check_figure_path(path: Path) -> None:
+    """Refuse a path that no figure can be written to, before anything is computed."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path.name} is no picture that equipool writes; end it in {', '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: the folder {path.parent} does not exist.")
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure; the format follows the file's ending."""
+    check_figure_path(path)
     with warnings.catch_warnings():
         # Names in a script that the font lacks are drawn as boxes; that is no reason to fail.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
@@ -66,7 +73,7 @@ def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:
     left = np.zeros(len(shown))
     for k, column in enumerate(classes or ["rows"]):
         width = table[column].to_numpy(dtype=float)
-        label = column.replace("=", " = ", 1) if classes else None
+        label = _plain(column.replace("=", " = ", 1)) if classes else None
         axes.barh(range(len(shown)), width, left=left, color=COLOURS[k % len(COLOURS)], label=label)
         left += width
     _site_axis(axes, shown)
@@ -85,7 +92,7 @@ def _draw_spread(axes: Axes, report: PreflightReport, name: str, shown: list[str
         axes.fill_between(centres, k, k - 0.75 * density, color=colour, alpha=0.5, linewidth=0)
         axes.plot(own, k + rng.uniform(0.04, 0.2, len(own)), ".", color=colour, markersize=2, alpha=0.6)
     _site_axis(axes, shown)
-    axes.set_xlabel(name)
+    axes.set_xlabel(_plain(name))
     share = report.common[name]
     axes.set_title(f"{share:.0%} of people lie where all sites have somebody", fontsize=10)
 
@@ -114,12 +121,16 @@ def _draw_overlap(axes: Axes, report: PreflightReport, name: str, shown: list[st
     labels = axes.get_yticklabels() if len(shown) <= 10 else []
     axes.set_xticks(range(len(labels)), [label.get_text() for label in labels], fontsize=8)
     axes.tick_params(axis="x", rotation=45 if len(shown) > 4 or max(map(len, shown)) > 10 else 0)
-    axes.set_title(f"Shared range of {name}, share of people", fontsize=10)
+    axes.set_title(f"Shared range of {_plain(name, longest=20)}, share of people", fontsize=10)
+
+
+def _plain(name: str, *, longest: int = 40) -> str:
+    """Return a name that matplotlib draws as it is: a dollar sign would start a formula."""
+    short = name if len(name) <= longest else name[: longest - 1] + "…"
+    return short.replace("\\", "\\\\").replace("$", r"\$") if "$" in short else short
 
 
 def _site_axis(axes: Axes, shown: list[str]) -> None:
-    # A dollar sign would start a formula in matplotlib.
-    labels = [site.replace("$", r"\$")[:16] for site in shown]
-    axes.set_yticks(range(len(shown)), labels, fontsize=8)
+    axes.set_yticks(range(len(shown)), [_plain(site, longest=16) for site in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.9)
     axes.spines[["top", "right"]].set_visible(False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from equipool.validation.findings import Finding, listed, plural, rows_text
 from equipool.validation.inputs import Inputs
+from equipool.validation.measures import Readability
 
 __all__ = [
     "class_cautions",
@@ -75,16 +76,22 @@ def class_cautions(
     if inputs.task != "class" or inputs.target is None or len(labels) < 2:
         return
     target = inputs.target[known]
-    for value in sorted({label for label in target if label is not None}):
-        absent = labels[np.bincount(codes, weights=(target == value), minlength=len(labels)) == 0]
-        if len(absent):
-            yield Finding(
-                "warning",
-                "class-absent",
-                f"Class {value!r} of {inputs.target_name!r} does not occur at {plural(len(absent), 'site')} "
-                f"({listed(absent)}): its effect there is known from the other sites alone.",
-                (inputs.target_name, inputs.site_name),
-            )
+    values = sorted({label for label in target if label is not None})
+    count = np.array(
+        [np.bincount(codes, weights=target == value, minlength=len(labels)) for value in values]
+    ).reshape(len(values), len(labels))
+    absent = labels[(count == 0).any(axis=0)]
+    if len(absent):
+        site = int(np.flatnonzero((count == 0).any(axis=0))[0])
+        lacking = [value for value, here in zip(values, count[:, site], strict=True) if here == 0]
+        yield Finding(
+            "warning",
+            "class-absent",
+            f"{plural(len(absent), 'site does', 'sites do')} not have every class of {inputs.target_name!r} "
+            f"({listed(absent)}; {labels[site]!r} lacks {listed(lacking)}): the effect there is known from "
+            "the other sites alone.",
+            (inputs.target_name, inputs.site_name),
+        )
 
 
 def level_cautions(
@@ -137,24 +144,23 @@ def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float])
 
 
 def confounding_cautions(
-    inputs: Inputs, confounding: dict[str, float], readability: tuple[float, float] | None
+    inputs: Inputs, confounding: dict[str, float], readability: Readability | None
 ) -> Iterator[Finding]:
     """Warn where covariates and target tell the site."""
-    if readability is None:
+    if readability is None or not readability.beyond_chance or readability.excess < 0.1:
         return
-    accuracy, chance = readability
-    excess = (accuracy - chance) / (1 - chance)
-    if excess < 0.1:
-        return
-    word = "strongly" if excess > 0.5 else "moderately"
-    most = max(confounding, key=lambda name: confounding[name], default=None)
-    lead = f", {most!r} above all" if most and len(confounding) > 1 else ""
+    word = "strongly" if readability.excess > 0.5 else "moderately"
+    advice = []
+    if inputs.covariate_names:
+        advice.append("keep the covariates, or their effect is removed with the site's")
+    if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
+        advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be told apart fully")
     yield Finding(
         "warning",
         "confounded",
-        f"The site is {word} tied to {listed(confounding)}{lead}: from these alone it is read with a "
-        f"balanced accuracy of {accuracy:.0%} (chance {chance:.0%}). Keep them as covariates, or their "
-        "effect is removed with the site's.",
+        f"The site is {word} tied to {listed(confounding)}: from these alone it is read with a balanced "
+        f"accuracy of {readability.balanced_accuracy:.0%} (chance {readability.chance:.0%}); "
+        f"{'; '.join(advice)}.",
         tuple(confounding),
     )
 

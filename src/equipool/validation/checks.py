@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.exceptions import InputError
 from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
 from equipool.validation.inputs import Inputs
 
@@ -17,20 +18,26 @@ __all__ = ["Missing", "check_inputs", "find_errors"]
 Missing = Literal["error", "impute"]
 
 
-def check_inputs(inputs: Inputs, *, missing: Missing = "error") -> Inputs:
+def check_inputs(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> Inputs:
     """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise."""
-    raise_first_error(find_errors(inputs, missing=missing))
+    raise_first_error(find_errors(inputs, missing=missing, pooled=pooled))
     return inputs
 
 
-def find_errors(inputs: Inputs, *, missing: Missing = "error") -> list[Finding]:
-    """Return every problem that stands in the way of pooling, gravest first."""
+def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
+    """Return every problem that stands in the way of pooling, gravest first.
+
+    With ``pooled=False`` only the cells are judged: new people, perhaps one of them, need no second site and
+    no variation.
+    """
+    if missing not in ("error", "impute"):
+        raise InputError(f"missing must be 'error' or 'impute'. Got {missing!r}.")
     if inputs.n_rows == 0:
         return [
             Finding("error", "empty-table", "The table has no rows; give at least two sites with people.")
         ]
     findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]
-    for finder in (_ids, _sites, _target, _covariates):
+    for finder in (_ids, _sites, _target, _covariates) if pooled else (_ids,):
         findings += finder(inputs)
     return findings
 
@@ -181,27 +188,33 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
     if inputs.target is None:
         return
     name = inputs.target_name
-    if inputs.task == "number":
-        finite = inputs.target[np.isfinite(inputs.target)]
-        if len(finite) and finite.min() == finite.max():
-            yield Finding("error", "constant-target", _constant("target", name, finite[0]), (name,))
-        return
-    present = [value for value in inputs.target if value is not None]
-    if len(set(present)) == 1:
+    values = inputs.target if inputs.task == "number" else _codes(inputs.target)
+    finite = values[np.isfinite(values)]
+    distinct = len(np.unique(finite))
+    if distinct == 1:
+        only = f"{finite[0]:g}" if inputs.task == "number" else repr(next(v for v in inputs.target if v))
         yield Finding(
             "error",
-            "one-class",
-            f"The target {name!r} has one class only ({present[0]!r}), so nothing can be learned about it; "
-            "add rows of another class or leave the target out.",
+            "one-class" if inputs.task == "class" else "constant-target",
+            f"The target {name!r} is {only} in every row, so nothing can be learned about it; "
+            "add rows in which it varies, or leave the target out.",
             (name,),
         )
-    elif _tied(inputs, _codes(inputs.target)):
+    elif inputs.task == "class" and distinct == len(values) > 2:
+        yield Finding(
+            "error",
+            "target-per-row",
+            f"The target {name!r} has a different value in every row, as an id would; name the column to be "
+            "predicted, or leave the target out.",
+            (name,),
+        )
+    elif _tied(inputs, values):
         yield Finding(
             "error",
             "target-tied-to-site",
             f"The target {name!r} never varies within a site, so its effect and the site's are the same "
-            "thing; add sites with more than one class, or leave the target out (covariate effects can "
-            "still be learned).",
+            "thing; add sites in which it varies, or leave the target out (covariate effects can still be "
+            "learned).",
             (name, inputs.site_name),
         )
 
@@ -214,7 +227,15 @@ def _covariates(inputs: Inputs) -> Iterator[Finding]:
         if not len(finite):
             continue
         if finite.min() == finite.max():
-            yield Finding("error", "constant-covariate", _constant("covariate", name, finite[0]), (name,))
+            level = inputs.levels[k]
+            only = f"{finite[0]:g}" if level is None else repr(level[0])
+            yield Finding(
+                "error",
+                "constant-covariate",
+                f"The covariate {name!r} is {only} in every row, so nothing can be learned about it; leave "
+                "it out or add rows in which it varies.",
+                (name,),
+            )
         elif _tied(inputs, values):
             yield Finding(
                 "error",
@@ -271,13 +292,6 @@ def _codes(labels: NDArray[Any]) -> NDArray[np.float64]:
     """Give each label its number; missing ones become NaN."""
     order = {label: k for k, label in enumerate(sorted({x for x in labels if x is not None}))}
     return np.array([np.nan if label is None else order[label] for label in labels], dtype=np.float64)
-
-
-def _constant(role: str, name: str, value: float) -> str:
-    return (
-        f"The {role} {name!r} is {value:g} in every row, so nothing can be learned about it; "
-        f"leave it out or add rows in which it varies."
-    )
 
 
 def _label_columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:

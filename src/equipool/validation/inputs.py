@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypedDict, Unpack
@@ -29,8 +30,9 @@ class Roles(TypedDict, total=False):
     target: str | None
     id: str | None
     features: str | Sequence[str] | None
-    ignore: Sequence[str]
+    ignore: str | Sequence[str]
     task: Task | None
+    levels: Mapping[str, tuple[str, ...] | None] | None
 
 
 class Arrays(TypedDict, total=False):
@@ -41,6 +43,7 @@ class Arrays(TypedDict, total=False):
     ids: Any
     covariate_names: Sequence[str] | None
     task: Task | None
+    levels: Mapping[str, tuple[str, ...] | None] | None
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,18 @@ class Inputs:
     def from_frame(cls, frame: pd.DataFrame, *, site: str, **roles: Unpack[Roles]) -> Inputs:
         """Take the roles of a table's columns; without ``features``, every other column of numbers is one."""
         frame = frame.rename(columns=str)
+        _refuse_double_names(frame.columns, "The table")
         names = roles.get("covariates", ())
         names = (names,) if isinstance(names, str) else tuple(names)
         target, id = roles.get("target"), roles.get("id")
         taken = [site, *names, *([target] if target else []), *([id] if id else [])]
         ignore = roles.get("ignore", ())
+        ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
         require_columns(frame, [*taken, *ignore])
         _refuse_double_roles(taken)
         chosen, left_out = _choose_features(frame, roles.get("features"), taken={*taken, *ignore})
         X, cells = _numbers(frame[chosen])
-        C, levels, more_cells = _covariates(frame[list(names)])
+        C, levels, more_cells = _covariates(frame[list(names)], roles.get("levels"))
         y, kind, y_cells = _target(frame[target] if target else None, target or "", roles.get("task"))
         return cls(
             X=X,
@@ -127,7 +132,9 @@ class Inputs:
         if arrays.get("covariate_names") is not None:
             C = _rename(C, arrays["covariate_names"] or ())
         numbers, cells = _numbers(features)
-        C_numbers, levels, more_cells = _covariates(C)
+        _refuse_double_names(features.columns, "X")
+        _refuse_double_names(C.columns, "covariates")
+        C_numbers, levels, more_cells = _covariates(C, arrays.get("levels"))
         target, kind, y_cells = _target(None if y is None else _series(y), "target", arrays.get("task"))
         return cls(
             X=numbers,
@@ -153,6 +160,14 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
         near = lower.get(name.lower()) or next(iter(difflib.get_close_matches(name, columns, n=1)), None)
         hint = f"did you mean {near!r}?" if near else f"the columns are {listed(columns, shown=12)}."
         raise InputError(f"The table has no column {name!r}; {hint}")
+
+
+def _refuse_double_names(names: Iterable[object], where: str) -> None:
+    double = sorted(str(name) for name, count in Counter(names).items() if count > 1)
+    if double:
+        raise InputError(
+            f"{where} has the column {listed(double)} more than once; rename or drop the copies."
+        )
 
 
 def _refuse_double_roles(roles: Sequence[str]) -> None:
@@ -194,7 +209,8 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
             require_columns(frame, [pattern])
         if hits & taken:
             raise InputError(
-                f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target or the id."
+                f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target, the id, "
+                "or to be ignored."
             )
         matched |= hits
     return [name for name in frame.columns if name in matched]
@@ -205,18 +221,26 @@ def _not_numbers(column: pd.Series[Any]) -> str:
     present = column.dropna()
     if present.empty and len(column):
         return "empty"
+    if _is_time(column):
+        return "dates"
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return ""
-    if pd.api.types.is_datetime64_any_dtype(column):
-        return "dates"
     parsed = pd.to_numeric(present, errors="coerce").notna().mean() if len(present) else 0.0
     return "" if parsed >= 0.5 else "text"
 
 
+def _is_time(column: pd.Series[Any]) -> bool:
+    return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
+
+
 def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, tuple[TextCell, ...]]:
     """Parse columns as float64; text becomes NaN and is returned with its place."""
-    simple = all(pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes)
-    if simple:
+    for name in frame.columns:
+        if _is_time(frame[name]):
+            raise InputError(
+                f"Column {name!r} holds dates or durations; give it as a number, such as the age in years."
+            )
+    if all(pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes):
         return frame.to_numpy(dtype=np.float64, na_value=np.nan), ()
     values = np.empty(frame.shape, dtype=np.float64)
     cells: list[TextCell] = []
@@ -230,26 +254,37 @@ def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, tuple[TextCell, ...]]:
 
 
 def _covariates(
-    frame: pd.DataFrame,
+    frame: pd.DataFrame, known: Mapping[str, tuple[str, ...] | None] | None = None
 ) -> tuple[FloatArray, tuple[tuple[str, ...] | None, ...], tuple[TextCell, ...]]:
-    """Parse covariates; two text levels (such as F and M) become 0 and 1 in alphabetical order."""
+    """Parse covariates; two text levels (such as F and M) become 0 and 1 in alphabetical order.
+
+    ``known`` has the levels that an earlier pool gave to each covariate; they are kept.
+    """
     values = np.empty(frame.shape, dtype=np.float64)
     levels: list[tuple[str, ...] | None] = []
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         numbers, bad = _numbers(frame[[name]])
-        labels = _labels(frame[name])
-        present = sorted({label for label in labels if label is not None})
-        # Only a column without a single number is a category; otherwise the text is a slip.
-        is_category = len(bad) == sum(label is not None for label in labels) and len(present) == 2
-        if is_category:
-            code = {level: float(k) for k, level in enumerate(present)}
-            values[:, k] = [np.nan if label is None else code[label] for label in labels]
-        else:
+        levels.append(_text_levels(frame[name], bad) if known is None else known.get(name))
+        own = levels[-1]
+        if own is None:
             values[:, k] = numbers[:, 0]
             cells += bad
-        levels.append(tuple(present) if is_category else None)
+            continue
+        code = {level: float(position) for position, level in enumerate(own)}
+        for row, label in enumerate(_labels(frame[name])):
+            values[row, k] = np.nan if label is None else code.get(label, np.nan)
+            if label is not None and label not in code:
+                cells.append(TextCell(str(name), row, label))
     return values, tuple(levels), tuple(cells)
+
+
+def _text_levels(column: pd.Series[Any], bad: Sequence[TextCell]) -> tuple[str, ...] | None:
+    """Return the levels of a category; only a column without a single number is one, else text is a slip."""
+    if not bad or len(bad) < column.notna().sum():
+        return None
+    levels = sorted({label for label in _labels(column) if label is not None})
+    return tuple(levels) if len(levels) <= 2 else None
 
 
 def _target(
@@ -258,6 +293,8 @@ def _target(
     """Parse the target, if any: labels for classes, numbers for regression."""
     if column is None:
         return None, None, ()
+    if task not in (None, "class", "number"):
+        raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
     task = _guess_task(column) if task is None else task
     if task == "class":
         return _labels(column), "class", ()
@@ -276,15 +313,17 @@ def _guess_task(column: pd.Series[Any]) -> Task:
 
 
 def _labels(column: pd.Series[Any]) -> ObjectArray:
-    """Return labels as text, ``None`` where missing; whole floats lose their ".0"."""
+    """Return labels as text, ``None`` where missing or blank; whole floats lose their ".0"."""
     if pd.api.types.is_float_dtype(column):
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        whole = np.isnan(values) | (values == np.round(values))
-        if whole.all():
+        present = values[~np.isnan(values)]
+        # Beyond 2^53 a float is no count any more, and infinity never was one.
+        if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
             column = pd.Series(values).round().astype("Int64")
     missing = column.isna().to_numpy()
     labels = np.array([str(value) for value in column], dtype=object)
-    labels[missing] = None
+    blank = np.array([not label.strip() for label in labels], dtype=bool)
+    labels[missing | blank] = None
     return labels
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,10 @@ from equipool.validation.checks import Missing, find_errors
 from equipool.validation.findings import Finding, plural
 from equipool.validation.inputs import Inputs
 from equipool.validation.measures import (
+    Readability,
     common_support,
     cramers_v,
-    eta_squared,
+    omega_squared,
     site_readability,
     support_overlap,
 )
@@ -60,7 +61,7 @@ class PreflightReport:
     overlap: dict[str, pd.DataFrame]
     common: dict[str, float]
     confounding: dict[str, float]
-    readability: tuple[float, float] | None
+    readability: Readability | None
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -90,9 +91,7 @@ class PreflightReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as JSON-ready values."""
-        readability = self.readability and dict(
-            zip(("balanced_accuracy", "chance"), self.readability, strict=True)
-        )
+        readability = None if self.readability is None else asdict(self.readability)
         # JSON knows neither NaN nor infinity.
         sites = self.sites.astype(object).where(np.isfinite(self.sites.astype(float)), None)
         return {
@@ -196,7 +195,7 @@ def _overlap(
 
 def _confounding(
     inputs: Inputs, known: NDArray[np.intp], codes: NDArray[np.intp]
-) -> tuple[dict[str, float], tuple[float, float] | None]:
+) -> tuple[dict[str, float], Readability | None]:
     strength: dict[str, float] = {}
     columns = []
     for k, name in enumerate(inputs.covariate_names):
@@ -215,7 +214,7 @@ def _confounding(
         measure = (
             cramers_v(values[finite].astype(int), compact)
             if is_class
-            else eta_squared(values[finite], compact)
+            else omega_squared(values[finite], compact)
         )
         strength[name] = measure
     if not columns:

@@ -70,12 +70,15 @@ def _confounding(report: PreflightReport) -> str:
     if not report.confounding:
         return ""
     lines = [
-        "How far each goes with the site (0 not at all, 1 fully: η² for numbers, Cramér's V for classes):"
+        "How far each goes with the site (0 not at all, 1 fully: ω² for numbers, Cramér's V for classes):"
     ]
     lines += [f"  {value:.2f}  {name}" for name, value in report.confounding.items()]
     if report.readability:
-        accuracy, chance = report.readability
-        lines.append(f"  Site read from all of them: balanced accuracy {accuracy:.2f}, chance {chance:.2f}")
+        read = report.readability
+        lines.append(
+            f"  Site read from all of them: balanced accuracy {read.balanced_accuracy:.2f}, "
+            f"chance {read.chance:.2f} ± {read.chance_error:.2f}"
+        )
     return "\n".join(lines)
 
 
