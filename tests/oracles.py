@@ -44,3 +44,39 @@ def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor, weights: Tenso
             pair = (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
             total = total + w[i] * w[j] * pair
     return total
+
+
+def delta_eq(tau, covariate) -> float:
+    """ΔEq: |c_i − c_j| ‖τ̃_i − τ̃_j‖² over all pairs, averaged; covariates scaled to a range of 1."""
+    low, high = min(covariate), max(covariate)
+    rows = [[(v - min(row)) / (max(row) - min(row)) for v in row] for row in tau]
+    total = pairs = 0.0
+    for i in range(len(rows)):
+        for j in range(i + 1, len(rows)):
+            distance = sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True))
+            total += abs(covariate[i] - covariate[j]) / (high - low) * distance
+            pairs += 1
+    return total / pairs
+
+
+def mmd(z, site, unbiased: bool) -> float:
+    """Squared MMD of equation (7) of each two sites, averaged; kernel exp(−6 d²/n) on normalised rows."""
+    rows = [[(v - min(row)) / (max(row) - min(row)) for v in row] for row in z]
+    n = len(rows[0])
+
+    def mean_kernel(first, second, same):
+        values = []
+        for i, a in enumerate(first):
+            for j, b in enumerate(second):
+                if not (same and unbiased and i == j):
+                    d2 = sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+                    values.append(torch.exp(torch.tensor(-6 * d2 / n, dtype=torch.float64)).item())
+        return sum(values) / len(values)
+
+    groups = [[row for row, s in zip(rows, site, strict=True) if s == name] for name in sorted(set(site))]
+    gaps = []
+    for s in range(len(groups)):
+        for t in range(s + 1, len(groups)):
+            a, b = groups[s], groups[t]
+            gaps.append(mean_kernel(a, a, True) + mean_kernel(b, b, True) - 2 * mean_kernel(a, b, False))
+    return sum(gaps) / len(gaps)

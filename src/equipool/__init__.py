@@ -13,21 +13,27 @@ if TYPE_CHECKING:
     from equipool.data import read_table as read_table
     from equipool.data import simulate_table as simulate_table
     from equipool.groups import CovariateAction as CovariateAction
+    from equipool.models import EquivariantPooler as EquivariantPooler
+    from equipool.models import load as load
 
 # Public names and the modules that hold them: imported at first use, so that `import equipool` is instant.
 _PUBLIC = {
     "CovariateAction": "equipool.groups",
+    "EquivariantPooler": "equipool.models",
     "PooledDataset": "equipool.data",
     "check": "equipool.data",
+    "load": "equipool.models",
     "read_table": "equipool.data",
     "simulate_table": "equipool.data",
 }
 
 __all__ = [
     "CovariateAction",
+    "EquivariantPooler",
     "PooledDataset",
     "__version__",
     "check",
+    "load",
     "read_table",
     "simulate_table",
 ]

@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"equipool {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_check(commands)
+    _add_benchmark(commands)
+    _add_datasets(commands)
     _add_demo(commands)
     return parser
 
@@ -123,6 +125,57 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--force", action="store_true", help="overwrite an earlier demo in DIR")
     demo.set_defaults(command=_demo)
+
+
+def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    benchmark = commands.add_parser(
+        "benchmark",
+        help="the paper's table: every method on its datasets, with several seeds",
+        description="Fit every method with several seeds and judge it on held-out people. Runs that are "
+        "there already are kept, so that a killed benchmark goes on where it stopped.",
+    )
+    benchmark.add_argument("datasets", nargs="+", metavar="DATASET", help="german, adult")
+    benchmark.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    benchmark.add_argument("--seeds", type=int, default=3, help="default: 3")
+    benchmark.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    benchmark.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: all cores)")
+    benchmark.add_argument("--fresh", action="store_true", help="run everything anew")
+    benchmark.set_defaults(command=_benchmark)
+
+
+def _add_datasets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    datasets = commands.add_parser("datasets", help="fetch the datasets of the benchmark into the cache")
+    datasets.add_argument("action", choices=("fetch",))
+    datasets.add_argument("names", nargs="+", metavar="DATASET", help="german, adult")
+    datasets.set_defaults(command=_datasets)
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from equipool.evaluate.benchmark import METHODS, run_benchmark
+
+    methods = METHODS if arguments.methods == ["all"] else tuple(arguments.methods)
+    run_benchmark(
+        arguments.datasets,
+        arguments.out,
+        methods=methods,
+        seeds=arguments.seeds,
+        jobs=arguments.jobs,
+        fresh=arguments.fresh,
+    )
+    print((arguments.out / "table.md").read_text(encoding="utf-8"))
+    print(f"Runs: {arguments.out / 'runs.csv'}\nTable: {arguments.out / 'table.md'}")
+    return FINE
+
+
+def _datasets(arguments: argparse.Namespace) -> int:
+    from equipool.data.uci import FILES, fetch, load_dataset
+
+    for name in arguments.names:
+        for file in (file for file in FILES if file.startswith(f"{name}.")):
+            print(fetch(file))
+        split = load_dataset(name)
+        print(f"{name}: {len(split.train)} people to fit on, {len(split.test)} to judge on")
+    return FINE
 
 
 def _check(arguments: argparse.Namespace) -> int:

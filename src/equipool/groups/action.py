@@ -90,19 +90,28 @@ class CovariateAction(nn.Module):
 
     @classmethod
     def spread(
-        cls, n: int, n_covariates: int = 1, *, base: float = math.pi / 2, harmonics: int = 4
+        cls,
+        n: int,
+        n_covariates: int = 1,
+        *,
+        base: float = math.pi / 2,
+        harmonics: int = 4,
+        turning: int | None = None,
     ) -> CovariateAction:
         """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
         Whole multiples make ρ periodic with the period of its slowest plane, so that τ is equivariant for
         every rotation and not merely as long as no phase wraps around
         (see :attr:`FrameTau.exact_everywhere`). With the default base the training range [−1, 1] covers half
-        a turn of the slowest plane, which leaves half a turn for people outside that range.
+        a turn of the slowest plane, which leaves half a turn for people outside that range. Of each
+        covariate's planes ``turning`` turn (default: all); the others stand still.
         """
         columns = []
         for planes in _planes_per_covariate(n, n_covariates):
-            top = min(harmonics, planes)
-            columns.append(base * torch.linspace(1, top, planes, dtype=torch.float64).round().unsqueeze(-1))
+            moving = planes if turning is None else min(turning, planes)
+            multiples = torch.zeros(planes, 1, dtype=torch.float64)
+            multiples[:moving, 0] = torch.linspace(1, min(harmonics, moving), moving).round().double()
+            columns.append(base * multiples)
         return cls(torch.block_diag(*columns), n=n)
 
     @property

@@ -36,6 +36,9 @@ class FrameTau(nn.Module):
     planes
         The designated planes, K of them; default: the planes that read the covariates best while the
         training range [−1, 1] stays within half a turn (or, failing that, within one turn).
+    orbit
+        The action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where most planes of
+        the latents stand still, take one in which all turn.
 
     Examples
     --------
@@ -50,9 +53,16 @@ class FrameTau(nn.Module):
     inverse_frequencies: Tensor
     offset: Tensor
 
-    def __init__(self, action: CovariateAction, planes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        action: CovariateAction,
+        planes: Sequence[int] | None = None,
+        *,
+        orbit: CovariateAction | None = None,
+    ) -> None:
         super().__init__()
         self.action = action
+        self.orbit = action if orbit is None else orbit
         self.planes = tuple(_choose_planes(action.frequencies) if planes is None else planes)
         omega = action.frequencies[list(self.planes)]
         if omega.shape[0] != action.n_covariates or torch.linalg.matrix_rank(omega) < action.n_covariates:
@@ -84,10 +94,11 @@ class FrameTau(nn.Module):
         Here the group element ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane:
         all of τ(ℓ) and nothing else of ℓ.
         """
-        base = torch.zeros(self.action.n, dtype=latent.dtype, device=latent.device)
-        base[0 : 2 * self.action.n_planes : 2] = self.action.n_planes**-0.5
-        base = base if self.action.basis is None else self.action.basis.to(base.dtype) @ base
-        return self(latent).apply(base.expand(*latent.shape[:-1], self.action.n))
+        orbit = self.orbit
+        base = torch.zeros(orbit.n, dtype=latent.dtype, device=latent.device)
+        base[0 : 2 * orbit.n_planes : 2] = orbit.n_planes**-0.5
+        base = base if orbit.basis is None else orbit.basis.to(base.dtype) @ base
+        return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
     def covariate(self, latent: Tensor) -> Tensor:
         """Return ĉ(ℓ), the covariates read from the latents, shape (..., K)."""

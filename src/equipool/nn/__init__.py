@@ -1,6 +1,7 @@
 """Networks, losses and the training loop."""
 
 from equipool.nn.losses import (
+    correlation_loss,
     equivariance_loss,
     equivariance_loss_cayley,
     grouped_mmd,
@@ -15,6 +16,7 @@ from equipool.nn.training import History, site_batches, train
 __all__ = [
     "History",
     "adversary_network",
+    "correlation_loss",
     "equivariance_loss",
     "equivariance_loss_cayley",
     "grouped_mmd",

@@ -12,6 +12,7 @@ from equipool.exceptions import InputError
 from equipool.groups import CovariateAction
 
 __all__ = [
+    "correlation_loss",
     "equivariance_loss",
     "equivariance_loss_cayley",
     "grouped_mmd",
@@ -115,14 +116,35 @@ def reconstruction_loss(x: Tensor, reconstructed: Tensor) -> Tensor:
     return (x - reconstructed).square().sum(dim=-1).mean()
 
 
-def prediction_loss(output: Tensor, y: Tensor, *, weights: Tensor | None = None) -> Tensor:
+def prediction_loss(
+    output: Tensor, y: Tensor, *, bounded: bool = False, class_weights: Tensor | None = None
+) -> Tensor:
     """Return the prediction term of equation (5): cross-entropy for classes, squares for numbers.
 
-    The paper writes ‖Y − h(Φ(ℓ))‖² for both; cross-entropy is what its classes are trained with.
+    The paper writes ‖Y − h(Φ(ℓ))‖² for both; its classes are trained with cross-entropy. ``bounded`` takes
+    1 − p(y) for classes instead: it asks for the right class and not for a calibrated probability, so a
+    code need not carry shades of certainty, which tell the site.
     """
-    if not y.is_floating_point():
-        return nn.functional.cross_entropy(output, y, weight=weights)
-    return (output.squeeze(-1) - y).square().mean()
+    if y.is_floating_point():
+        return (output.squeeze(-1) - y).square().mean()
+    if not bounded:
+        return nn.functional.cross_entropy(output, y, weight=class_weights)
+    missed = 1 - torch.softmax(output, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
+    weights = torch.ones_like(missed) if class_weights is None else class_weights[y]
+    return weights @ missed / weights.sum()
+
+
+def correlation_loss(z: Tensor, c: Tensor) -> Tensor:
+    """Return the mean squared correlation between the numbers of z and the covariates and their squares.
+
+    Zero where z does not depend on c, as far as a parabola can tell.
+    """
+    powers = torch.cat([c, c.square()], dim=1)
+    powers = (powers - powers.mean(dim=0)) / powers.std(dim=0, correction=0).clamp_min(1e-6)
+    centred = z - z.mean(dim=0)
+    covariance = centred.mT @ powers.to(z.dtype) / len(z)
+    # Numbers that hardly vary must not count as much as those that carry something.
+    return covariance.square().sum() / centred.square().mean(dim=0).sum().clamp_min(1e-12)
 
 
 def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)) -> Tensor:

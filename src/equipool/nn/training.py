@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -50,61 +51,71 @@ def site_batches(
 
 def train(
     modules: nn.Module,
-    step: Callable[[Tensor], dict[str, Tensor]],
+    step: Callable[[Tensor, int], dict[str, Tensor]],
     batches: Callable[[], Iterator[Tensor]],
     *,
+    epochs: int,
     validate: Callable[[], float] | None = None,
-    epochs: int = 30,
     learning_rate: float = 1e-3,
-    patience: int = 5,
-    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+    weight_decay: float = 0.0,
+    patience: int = 8,
 ) -> History:
-    """Minimise the sum of the terms that ``step`` returns, with Adam.
+    """Minimise the sum of the terms that ``step`` returns, with Adam (weights decay apart from it).
 
     Parameters
     ----------
     modules
         What is trained.
     step
-        Takes row positions, returns the named, already scaled terms of the loss.
+        Takes row positions and the epoch, returns the named, already scaled terms of the loss.
     batches
         Gives the batches of one epoch.
     validate
         Returns a number to be small on held-out rows; training stops after ``patience`` epochs without a new
         best one and goes back to it. Without it, the last state is kept.
-    epochs, learning_rate, patience
+    epochs, learning_rate, weight_decay, patience
         As they say.
-    on_epoch
-        Called with the epoch and its mean losses, for progress.
     """
-    optimiser = torch.optim.Adam(modules.parameters(), lr=learning_rate)
+    optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
     history, best, kept = History(), float("inf"), None
     for epoch in range(epochs):
-        modules.train()
-        sums: dict[str, float] = {}
-        count = 0
-        for rows in batches():
-            terms = step(rows)
-            loss = torch.stack(list(terms.values())).sum()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            count += 1
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + term.item()
-        losses = {name: total / count for name, total in sums.items()}
-        modules.eval()
-        if validate is not None:
-            losses["validation"] = validate()
-            if losses["validation"] < best:
-                best, history.best_epoch = losses["validation"], epoch
-                kept = copy.deepcopy(modules.state_dict())
+        for group in optimiser.param_groups:
+            # A rate that falls to nothing along half a cosine: the last state is then also a settled one.
+            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        losses = _one_epoch(modules, optimiser, step, batches(), epoch)
         history.epochs.append(losses)
-        if on_epoch is not None:
-            on_epoch(epoch, losses)
-        if validate is not None and epoch - history.best_epoch >= patience:
+        if validate is None:
+            continue
+        losses["validation"] = validate()
+        if losses["validation"] < best:
+            best, history.best_epoch = losses["validation"], epoch
+            kept = copy.deepcopy(modules.state_dict())
+        if epoch - history.best_epoch >= patience:
             break
     if kept is not None:
         modules.load_state_dict(kept)
     modules.eval()
     return history
+
+
+def _one_epoch(
+    modules: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    step: Callable[[Tensor, int], dict[str, Tensor]],
+    batches: Iterator[Tensor],
+    epoch: int,
+) -> dict[str, float]:
+    """Go once through the batches and return the mean of each term; leave the modules ready to be read."""
+    modules.train()
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for rows in batches:
+        terms = step(rows, epoch)
+        optimiser.zero_grad(set_to_none=True)
+        torch.stack(list(terms.values())).sum().backward()
+        optimiser.step()
+        count += 1
+        for name, term in terms.items():
+            sums[name] = sums.get(name, 0.0) + term.detach()
+    modules.eval()
+    return {name: total.item() / count for name, total in sums.items()}

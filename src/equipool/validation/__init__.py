@@ -1,6 +1,6 @@
 """The one place that checks X, y, site and covariates, and the pre-flight report."""
 
-from equipool.validation.checks import Missing, check_inputs, find_errors
+from equipool.validation.checks import Missing, check_for_fit, check_inputs, find_errors
 from equipool.validation.findings import Finding
 from equipool.validation.inputs import Arrays, Inputs, Roles, Task, require_columns
 from equipool.validation.preflight import PreflightReport, preflight
@@ -13,6 +13,7 @@ __all__ = [
     "PreflightReport",
     "Roles",
     "Task",
+    "check_for_fit",
     "check_inputs",
     "find_errors",
     "preflight",

@@ -13,7 +13,7 @@ from equipool.exceptions import InputError
 from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
 from equipool.validation.inputs import Inputs
 
-__all__ = ["Missing", "check_inputs", "find_errors"]
+__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors"]
 
 Missing = Literal["error", "impute"]
 
@@ -22,6 +22,12 @@ def check_inputs(inputs: Inputs, *, missing: Missing = "error", pooled: bool = T
     """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise."""
     raise_first_error(find_errors(inputs, missing=missing, pooled=pooled))
     return inputs
+
+
+def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
+    """Raise the first problem that stands in the way of fitting; without a site, one site is no problem."""
+    findings = find_errors(inputs)
+    raise_first_error(f for f in findings if site_given or f.code != "one-site")
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
@@ -121,7 +127,7 @@ def _missing_features(inputs: Inputs, policy: Missing, text: set[tuple[str, int]
     yield Finding(
         level,
         "missing-values",
-        f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing in "
+        f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN) in "
         f"{plural(len(columns), 'feature')} ({listed(columns)}), {_rows(inputs, rows)}; {remedy}.",
         tuple(columns),
         _numbered(rows),
@@ -192,11 +198,13 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
     finite = values[np.isfinite(values)]
     distinct = len(np.unique(finite))
     if distinct == 1:
-        only = f"{finite[0]:g}" if inputs.task == "number" else repr(next(v for v in inputs.target if v))
+        is_class = inputs.task == "class"
+        has = "has one class only, " if is_class else "is "
+        only = repr(next(v for v in inputs.target if v)) if is_class else f"{finite[0]:g}"
         yield Finding(
             "error",
-            "one-class" if inputs.task == "class" else "constant-target",
-            f"The target {name!r} is {only} in every row, so nothing can be learned about it; "
+            "one-class" if is_class else "constant-target",
+            f"The target {name!r} {has}{only} in every row, so nothing can be learned about it; "
             "add rows in which it varies, or leave the target out.",
             (name,),
         )

@@ -1,0 +1,241 @@
+"""What all estimators share: checking, scaling, the split for early stopping, predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from equipool.data import Covariate
+from equipool.data.splits import systematic
+from equipool.exceptions import InputError
+from equipool.models.seeding import seed_for
+from equipool.validation import Inputs, Task, check_for_fit
+
+__all__ = ["PoolingEstimator", "TrainingData"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The pool as tensors: scaled features, coded target, site numbers, scaled covariates."""
+
+    x: Tensor
+    y: Tensor | None
+    site: Tensor
+    c: Tensor
+
+    def rows(self, index: Tensor) -> TrainingData:
+        """Select rows."""
+        y = None if self.y is None else self.y[index]
+        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+
+
+class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the pooler and of the baselines.
+
+    A subclass gives ``_fit_networks``, which returns one trained module with the
+    attributes ``code`` (scaled features to codes), ``tau`` (to the vectors that stand for τ) and
+    ``predictor``.
+    """
+
+    task: Task | None
+    class_weight: str | None
+    batch_size: int | None
+    steps: int
+    validation_fraction: float
+    random_state: int | None
+    network_: Any
+
+    def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> PoolingEstimator:
+        """Learn from a pool.
+
+        Parameters
+        ----------
+        X
+            Features (rows, features): an array or a data frame.
+        y
+            Target: classes or numbers; without it the code is learned unsupervised.
+        site
+            The site of each row; without it there is one site and nothing to be invariant to.
+        covariates
+            Numbers (rows,) or (rows, K) that the latent space turns with.
+        """
+        array = self._features(X, reset=True)
+        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
+        inputs = Inputs.from_arrays(
+            X if hasattr(X, "columns") else array,
+            site=np.zeros(len(array), dtype=int) if site is None else site,
+            covariates=covariates,
+            y=y,
+            task=self.task,
+        )
+        check_for_fit(inputs, site_given=site is not None)
+        self._seed = 0 if self.random_state is None else int(self.random_state)
+        data = self._prepare(inputs, array, y)
+        self._class_weights = self._weigh_classes(data.y)
+        train, held = self._split(data)
+        self.network_ = self._fit_networks(data.rows(train), data.rows(held), data)
+        # Trained in single, used in double precision: a code must not depend on who else is in the batch.
+        self.network_.double().eval()
+        self._after_fit(data)
+        return self
+
+    def transform(self, X: Any) -> FloatArray:
+        """Return the codes (rows, n_latent): needs no site, covariate or target."""
+        return self._codes(X).numpy()
+
+    @torch.no_grad()
+    def tau_vector(self, X: Any) -> FloatArray:
+        """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
+        check_is_fitted(self, "network_")
+        vector: Tensor = self.network_.tau(self._scaled(self._features(X)).double())
+        return vector.double().numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the predicted class or number for each row."""
+        output = self._output(X)
+        if self.task_ == "class":
+            labels: NDArray[Any] = self.classes_[output.argmax(dim=1).numpy()]
+            return labels
+        centre, scale = self.target_scale_
+        numbers: NDArray[Any] = output.squeeze(-1).numpy().astype(np.float64) * scale + centre
+        return numbers
+
+    def predict_proba(self, X: Any) -> FloatArray:
+        """Return the probability of each class, in the order of ``classes_``."""
+        output = self._output(X)
+        if self.task_ != "class":
+            raise InputError("predict_proba() is for classes; this target is a number: use predict().")
+        return torch.softmax(output.double(), dim=1).numpy()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy for classes, R² for numbers."""
+        from sklearn.metrics import accuracy_score, r2_score
+
+        measure = accuracy_score if self.task_ == "class" else r2_score
+        return float(measure(y, self.predict(X), sample_weight=sample_weight))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fitted estimator as safetensors and JSON; :func:`equipool.load` reads it."""
+        from equipool.models.persistence import save
+
+        return save(self, folder)
+
+    # -- for subclasses ------------------------------------------------------------------------------------
+
+    def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
+        raise NotImplementedError
+
+    def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
+        raise NotImplementedError
+
+    def _n_outputs(self) -> int:
+        """How many numbers the predictor gives: one a class, one for a number, none without a target."""
+        return 0 if self.task_ is None else 1 if self.task_ == "number" else len(self.classes_)
+
+    def _after_fit(self, data: TrainingData) -> None:
+        """Learn what needs the trained networks; nothing by default."""
+
+    def _release(self, code: Tensor, x: Tensor) -> Tensor:
+        """Return the code as it leaves the estimator; unchanged by default."""
+        return code
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+        array: FloatArray = validate_data(
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
+        )
+        return array
+
+    def _prepare(self, inputs: Inputs, array: FloatArray, y: Any) -> TrainingData:
+        """Learn scales and levels, and return the pool as tensors."""
+        self.feature_mean_ = array.mean(axis=0)
+        deviation = array.std(axis=0)
+        # Features that never vary (up to rounding) pass through with the scale 1.
+        still = deviation <= 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
+        self.feature_scale_ = np.where(still, 1.0, deviation)
+        self.feature_varies_ = ~still
+        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
+        self.covariates_ = tuple(
+            Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
+            for k, name in enumerate(inputs.covariate_names)
+        )
+        return TrainingData(
+            self._scaled(array),
+            self._coded_target(inputs, y),
+            torch.from_numpy(codes.astype(np.int64)),
+            self._scaled_covariates(inputs.covariates),
+        )
+
+    def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
+        self.task_: Task | None = inputs.task
+        if y is None:
+            return None
+        if inputs.task == "class":
+            self.classes_, codes = np.unique(np.asarray(y).ravel(), return_inverse=True)
+            return torch.from_numpy(codes.astype(np.int64))
+        values = np.asarray(inputs.target, dtype=np.float64)
+        self.target_scale_ = float(values.mean()), float(values.std()) or 1.0
+        return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
+
+    def _scaled(self, array: FloatArray) -> Tensor:
+        return torch.from_numpy(((array - self.feature_mean_) / self.feature_scale_).astype(np.float32))
+
+    def _scaled_covariates(self, values: FloatArray) -> Tensor:
+        columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
+        stacked = np.column_stack(columns) if columns else np.empty((len(values), 0))
+        return torch.from_numpy(stacked.astype(np.float32))
+
+    def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
+        """Hold rows out for early stopping, in proportion of site and class."""
+        labels = [data.site.numpy()]
+        numbers: list[NDArray[np.float64]] = []
+        if data.y is not None:
+            (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
+        held = systematic(labels, numbers, self.validation_fraction, seed_for(self._seed, "split"))
+        if held.all() or not held.any():
+            held = np.zeros(len(held), dtype=bool)
+            held[:1] = len(held) > 1
+        everything = torch.arange(len(held))
+        mask = torch.from_numpy(held)
+        return everything[~mask], everything[mask]
+
+    def _weigh_classes(self, y: Tensor | None) -> Tensor | None:
+        if self.class_weight not in (None, "balanced"):
+            raise InputError(f"class_weight must be None or 'balanced'. Got {self.class_weight!r}.")
+        if self.class_weight is None or y is None or y.is_floating_point():
+            return None
+        counts = torch.bincount(y).float()
+        return counts.sum() / (len(counts) * counts)
+
+    def _schedule(self, rows: int) -> tuple[int, int]:
+        """Return the batch size and the number of epochs that make up ``steps`` steps."""
+        batch = min(max(rows // 40, 32), 512) if self.batch_size is None else self.batch_size
+        per_epoch = max(-(-rows // batch), 1)
+        return batch, max(-(-self.steps // per_epoch), 1)
+
+    @torch.no_grad()
+    def _codes(self, X: Any) -> Tensor:
+        check_is_fitted(self, "network_")
+        x = self._scaled(self._features(X)).double()
+        return self._release(self.network_.code(x), x)
+
+    @torch.no_grad()
+    def _output(self, X: Any) -> Tensor:
+        code = self._codes(X)
+        if self.task_ is None:
+            raise InputError(
+                "This estimator was fitted without a target, so it cannot predict; fit it with y."
+            )
+        output: Tensor = self.network_.predictor(code)
+        return output

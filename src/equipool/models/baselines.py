@@ -1,0 +1,259 @@
+"""The paper's baselines, on the pooler's backbone and with its interface.
+
+Each has the same encoder, decoder and predictor as :class:`EquivariantPooler`, an ordinary vector for a code,
+and differs in one term of the loss.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from equipool.models.adversarial import Opponent
+from equipool.models.base import PoolingEstimator, TrainingData
+from equipool.models.seeding import seeded
+from equipool.nn import (
+    grouped_mmd,
+    match_loss,
+    mlp,
+    mmd,
+    prediction_loss,
+    reconstruction_loss,
+    site_batches,
+    train,
+)
+from equipool.validation import Task
+
+__all__ = ["CAIPooler", "MMDPooler", "NaivePooler", "RandMatchPooler", "SubsamplingPooler"]
+
+VALIDATION_ROWS = 1024
+
+
+class Autoencoder(nn.Module):
+    """Encoder, decoder and predictor."""
+
+    def __init__(self, n_features: int, n_latent: int, n_outputs: int, hidden: int) -> None:
+        super().__init__()
+        self.encoder = mlp(n_features, n_latent, hidden=hidden)
+        self.decoder = mlp(n_latent, n_features, hidden=hidden)
+        self.predictor = mlp(n_latent, n_outputs, hidden=hidden) if n_outputs else None
+
+    def code(self, x: Tensor) -> Tensor:
+        """Return the code."""
+        code: Tensor = self.encoder(x)
+        return code
+
+    def tau(self, x: Tensor) -> Tensor:
+        """Return what stands for τ(ℓ): a method without a τ has its code."""
+        return self.code(x)
+
+
+class NaivePooler(PoolingEstimator):
+    """Pool and predict; nothing is done about the site or the covariates.
+
+    Parameters
+    ----------
+    n_latent, hidden
+        Dimension of the code; width of the hidden layers.
+    prediction, reconstruction
+        Factors of the loss.
+    invariance
+        Factor of the method's own term; Naive has none.
+    task, class_weight, steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
+        As for :class:`EquivariantPooler`.
+    random_state
+        As for :class:`EquivariantPooler`.
+
+    Attributes
+    ----------
+    dropped_
+        Share of the training rows that the method's own term could not use.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_latent: int = 30,
+        hidden: int = 64,
+        prediction: float = 1.0,
+        reconstruction: float = 0.02,
+        invariance: float = 1.0,
+        task: Task | None = None,
+        class_weight: Literal["balanced"] | None = None,
+        steps: int = 1500,
+        batch_size: int | None = None,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        patience: int = 8,
+        validation_fraction: float = 0.15,
+        random_state: int | None = None,
+    ) -> None:
+        self.n_latent = n_latent
+        self.hidden = hidden
+        self.prediction = prediction
+        self.reconstruction = reconstruction
+        self.invariance = invariance
+        self.task = task
+        self.class_weight = class_weight
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+    def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
+        data = data if self._stops_early else everybody
+        with seeded(self._seed, type(self).__name__) as generator:
+            network = self._build(data.x.shape[1], data.c.shape[1], self._n_outputs())
+            self._sites = int(data.site.max()) + 1
+            self._start(data)
+            size, epochs = self._schedule(len(data.x))
+
+            def step(rows: Tensor, _: int) -> dict[str, Tensor]:
+                batch = data.rows(rows)
+                code = network.code(batch.x)
+                terms = self._common_terms(network, batch, code)
+                if self._sites > 1:
+                    own = self._own_term(code, batch, rows)
+                    terms |= {} if own is None else {"invariance": self.invariance * own}
+                return terms
+
+            @torch.no_grad()
+            def validate() -> float:
+                part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
+                terms = self._common_terms(network, part, network.code(part.x))
+                return sum(term.item() for term in terms.values())
+
+            stops = self._stops_early and len(held.x) > 1
+            self.history_ = train(
+                network,
+                step,
+                lambda: site_batches(data.site, size, generator),
+                epochs=epochs,
+                validate=validate if stops else None,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                patience=self.patience,
+            ).epochs
+        return network
+
+    def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
+        return Autoencoder(n_features, self.n_latent, n_outputs, self.hidden)
+
+    def _common_terms(self, network: Autoencoder, data: TrainingData, code: Tensor) -> dict[str, Tensor]:
+        rebuilt = reconstruction_loss(data.x, network.decoder(code))
+        terms = {"reconstruction": self.reconstruction * rebuilt}
+        if data.y is not None and network.predictor is not None:
+            missed = prediction_loss(network.predictor(code), data.y, class_weights=self._class_weights)
+            terms["prediction"] = self.prediction * missed
+        return terms
+
+    # The methods differ in what follows.
+
+    _stops_early = True
+
+    def _start(self, data: TrainingData) -> None:
+        self.dropped_ = 0.0
+
+    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor | None:
+        return None
+
+
+class MMDPooler(NaivePooler):
+    """MMD (Li et al. 2014): make the sites' codes alike in distribution, whatever the covariates.
+
+    Corrects the site. Where sites differ in age, it removes the difference in age with that of the scanner.
+    """
+
+    _stops_early = False
+
+    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+        return mmd(code, batch.site)
+
+
+class CAIPooler(NaivePooler):
+    """CAI (Xie et al. 2017): a discriminator reads the site and the encoder learns to mislead it.
+
+    Corrects the site, not the covariates; a minimax game, which may not settle.
+    """
+
+    _stops_early = False
+
+    def _start(self, data: TrainingData) -> None:
+        self.dropped_ = 0.0
+        self._opponent = Opponent(self.n_latent, data.site, self._sites)
+
+    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+        return self._opponent.play(code, batch.site)
+
+
+class SubsamplingPooler(NaivePooler):
+    """SS, sub-sampling (Zhou et al. 2018): the MMD within groups of like covariates, averaged.
+
+    Corrects site and covariates. People whose group has nobody of another site are dropped from the
+    criterion; their share is ``dropped_``.
+    """
+
+    _stops_early = False
+    n_groups = 5
+
+    def _start(self, data: TrainingData) -> None:
+        self._group = covariate_groups(data.c, self.n_groups)
+        self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
+
+    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+        return grouped_mmd(code, batch.site, self._group[rows])
+
+
+class RandMatchPooler(NaivePooler):
+    """RM, RandMatch (Motiian et al. 2017): draw codes of random matches across sites together.
+
+    A match has the same class (or like number) and like covariates but another site. Corrects site and
+    covariates for those who have a match; the others are dropped from the criterion, ``dropped_``.
+    """
+
+    _stops_early = False
+    n_groups = 5
+
+    def _start(self, data: TrainingData) -> None:
+        group = covariate_groups(data.c, self.n_groups)
+        if data.y is not None:
+            target = data.y.unsqueeze(1) if data.y.is_floating_point() else None
+            classes = data.y if target is None else covariate_groups(target, self.n_groups)
+            group = group * (int(classes.max()) + 1) + classes
+        self._group = torch.unique(group, return_inverse=True)[1]
+        self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
+
+    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+        return match_loss(code, random_partners(self._group[rows], batch.site))
+
+
+def covariate_groups(c: Tensor, n_groups: int) -> Tensor:
+    """Cut each covariate's range into equal parts and number the cells that people fall into."""
+    group = torch.zeros(len(c), dtype=torch.int64)
+    for column in c.T:
+        low, high = column.min(), column.max()
+        share = (column - low) / (high - low).clamp_min(1e-12)
+        group = group * n_groups + (share * n_groups).long().clamp(0, n_groups - 1)
+    return group
+
+
+def has_counterpart(group: Tensor, site: Tensor) -> Tensor:
+    """Say for each person whether somebody of another site is in the group."""
+    pairs = torch.stack([group, site], dim=1)
+    cells, _ = torch.unique(pairs, dim=0, return_inverse=True)
+    numbers, sites_in = torch.unique(cells[:, 0], return_counts=True)
+    several = set(numbers[sites_in > 1].tolist())
+    return torch.tensor([int(g) in several for g in group])
+
+
+def random_partners(group: Tensor, site: Tensor) -> Tensor:
+    """Draw for each row a random row of the same group and another site; −1 where there is none."""
+    allowed = (group.unsqueeze(1) == group) & (site.unsqueeze(1) != site)
+    score = torch.rand(allowed.shape).masked_fill(~allowed, -1.0)
+    best, partner = score.max(dim=1)
+    return torch.where(best >= 0, partner, -1)

@@ -1,0 +1,65 @@
+"""Stage one: an autoencoder on the sphere whose τ turns with the covariates."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from equipool.groups import CovariateAction, FrameTau
+from equipool.nn import correlation_loss, equivariance_loss, mlp, reconstruction_loss
+
+__all__ = ["StageOne"]
+
+
+class StageOne(nn.Module):
+    """E, D and τ of Algorithm 1.
+
+    Parameters
+    ----------
+    n_features
+        Width of X.
+    tau
+        How the covariates are read from a latent.
+    hidden
+        Width of the hidden layer.
+    floor
+        Least length of the planes that τ reads, see :meth:`FrameTau.to_sphere`.
+    """
+
+    def __init__(self, n_features: int, tau: FrameTau, *, hidden: int = 64, floor: float = 0.25) -> None:
+        super().__init__()
+        self.encoder = mlp(n_features, tau.action.n, hidden=hidden)
+        self.decoder = mlp(tau.action.n, n_features, hidden=hidden)
+        self.tau = tau
+        self.floor = floor
+
+    @property
+    def action(self) -> CovariateAction:
+        """The covariates' action on the latents."""
+        return self.tau.action
+
+    def latent(self, x: Tensor) -> Tensor:
+        """Return ℓ = E(x), a point of the sphere."""
+        return self.tau.to_sphere(self.encoder(x), floor=self.floor)
+
+    def losses(
+        self, x: Tensor, c: Tensor, *, equivariance: float, reconstruction: float, independence: float
+    ) -> dict[str, Tensor]:
+        """Return the terms of L_stage1 + ‖x − D(E(x))‖², scaled by their factors.
+
+        The third term is ours: what is left of a latent at the reference covariate must not depend on the
+        covariate, or turning a person would not be all of moving that person to another age.
+        """
+        latent = self.latent(x)
+        terms = {"reconstruction": reconstruction * reconstruction_loss(x, self.decoder(latent))}
+        if c.shape[1]:
+            pairs = equivariance_loss(self.tau.vector(latent), c, self.tau.orbit)
+            terms["equivariance"] = equivariance * pairs.to(x.dtype)
+            if independence:
+                upright, _ = self.upright(latent)
+                terms["independence"] = independence * correlation_loss(upright, c)
+        return terms
+
+    def upright(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return τ(ℓ)⁻¹ℓ and ĉ(ℓ)."""
+        c = self.tau.covariate(latent)
+        return self.action(c).inverse.apply(latent), c

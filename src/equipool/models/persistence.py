@@ -1,0 +1,138 @@
+"""Save and load fitted estimators: safetensors and JSON, nothing that could run code.
+
+A model is a folder with ``model.json`` (settings and small facts, with a schema version) and
+``model.safetensors`` (numbers), whose hash the JSON holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+
+from equipool.data import Covariate
+from equipool.exceptions import EquipoolError, InputError
+
+__all__ = ["SCHEMA", "load", "save"]
+
+SCHEMA = 1
+ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
+TENSORS = ("site_means_", "pooled_mean_", "residual_means_")
+
+
+def save(estimator: Any, folder: str | Path) -> Path:
+    """Write a fitted estimator into a folder; a folder that holds anything but a model is refused."""
+    from safetensors.torch import save as to_bytes
+
+    check_is_fitted(estimator, "network_")
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give the name of a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
+        raise InputError(f"{folder} holds other files; give a new folder for the model.")
+    numbers = {f"network.{k}": v.contiguous() for k, v in estimator.network_.state_dict().items()}
+    numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
+    numbers |= {name: getattr(estimator, name) for name in TENSORS if hasattr(estimator, name)}
+    content = to_bytes(numbers)
+    facts = _facts(estimator) | {"sha256": hashlib.sha256(content).hexdigest()}
+    folder.mkdir(parents=True, exist_ok=True)
+    # The JSON names the numbers by their hash, so a model is whole or is refused.
+    _write(folder / "model.safetensors", content)
+    _write(folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    return folder
+
+
+def load(folder: str | Path) -> Any:
+    """Read a fitted estimator from a folder written by :func:`save`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    folder = Path(folder)
+    try:
+        facts = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        content = (folder / "model.safetensors").read_bytes()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} holds no equipool model that can be read ({error}).") from error
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        seen = facts.get("schema") if isinstance(facts, dict) else None
+        raise InputError(
+            f"{folder} holds a model of schema {seen!r}; this release reads schema {SCHEMA}. Load it with "
+            f"the release that wrote it ({facts.get('equipool') if isinstance(facts, dict) else 'unknown'})."
+        )
+    if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
+        raise InputError(f"{folder} is damaged: model.safetensors is not the file that model.json names.")
+    try:
+        return _rebuild(facts, from_bytes(content))
+    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{folder} is damaged: {type(error).__name__} while it was rebuilt.") from error
+
+
+def _facts(estimator: Any) -> dict[str, Any]:
+    from equipool import __version__
+
+    settings = estimator.get_params()
+    settings = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in settings.items()}
+    names = getattr(estimator, "feature_names_in_", None)
+    classes = getattr(estimator, "classes_", None)
+    return {
+        "schema": SCHEMA,
+        "equipool": __version__,
+        "estimator": type(estimator).__name__,
+        "settings": settings,
+        "n_features": int(estimator.n_features_in_),
+        "feature_names": None if names is None else [str(name) for name in names],
+        "sites": [str(site) for site in estimator.sites_],
+        "covariates": [asdict(covariate) for covariate in estimator.covariates_],
+        "task": estimator.task_,
+        "classes": None if classes is None else {"dtype": classes.dtype.kind, "values": classes.tolist()},
+        "target_scale": getattr(estimator, "target_scale_", None),
+        "seed": estimator._seed,
+    }
+
+
+def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
+    from equipool import models
+
+    kinds = {name: getattr(models, name) for name in models.__all__ if name.endswith("Pooler")}
+    estimator = kinds[facts["estimator"]](**facts["settings"])
+    estimator.n_features_in_ = facts["n_features"]
+    if facts["feature_names"] is not None:
+        estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+    estimator.sites_ = np.array(facts["sites"])
+    estimator.covariates_ = tuple(
+        Covariate(**{**fact, "levels": fact["levels"] and tuple(fact["levels"])})
+        for fact in facts["covariates"]
+    )
+    estimator.task_, estimator._seed = facts["task"], facts["seed"]
+    if facts["classes"] is not None:
+        values = facts["classes"]["values"]
+        estimator.classes_ = np.array(values, dtype=object if facts["classes"]["dtype"] == "O" else None)
+    if facts["target_scale"] is not None:
+        estimator.target_scale_ = tuple(facts["target_scale"])
+    for name in ARRAYS:
+        setattr(estimator, name, numbers[name].numpy())
+    for name in TENSORS:
+        if name in numbers:
+            setattr(estimator, name, numbers[name])
+    network = estimator._build(facts["n_features"], len(facts["covariates"]), estimator._n_outputs())
+    network = network.double()
+    network.load_state_dict({k[8:]: v for k, v in numbers.items() if k.startswith("network.")})
+    estimator.network_ = network.eval()
+    return estimator
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise EquipoolError(f"{path} could not be written: {error.strerror}.") from error

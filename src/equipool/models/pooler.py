@@ -1,0 +1,436 @@
+"""EquivariantPooler: Algorithm 1 as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from equipool.exceptions import InputError
+from equipool.groups import CovariateAction, FrameTau, LearnedTau
+from equipool.models.adversarial import Opponent
+from equipool.models.base import PoolingEstimator, TrainingData
+from equipool.models.equivariant import StageOne
+from equipool.models.invariant import Objective, StageTwo
+from equipool.models.seeding import row_noise, seed_for, seeded
+from equipool.nn import mlp, site_batches, train
+from equipool.validation import Task
+
+__all__ = ["EquivariantPooler"]
+
+FloatArray = NDArray[np.float64]
+
+VALIDATION_ROWS = 1024  # the MMD of early stopping takes the square of this
+
+# What the paper's text says, where it differs from our defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "tau": "learned",
+        "generator": "all-ones",
+        "match": "phi",
+        "power": None,
+        "prediction": 1.0,
+        "latent_reconstruction": 0.1,
+        "mmd": 0.1,
+        "adversary": 0.0,
+        "turning_planes": None,
+        "independence": 0.0,
+        "bounded": False,
+        "finetune": False,
+    },
+}
+
+
+class TwoStages(nn.Module):
+    """Both stages after training: from scaled features to the code."""
+
+    def __init__(self, one: StageOne, two: StageTwo) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+
+    def code(self, x: Tensor) -> Tensor:
+        """Return Φ(E(x))."""
+        return self.two.phi(*self.one.upright(self.one.latent(x)))
+
+    def tau(self, x: Tensor) -> Tensor:
+        """Return τ(E(x)) as a vector."""
+        return self.one.tau.vector(self.one.latent(x))
+
+    def predictor(self, code: Tensor) -> Tensor:
+        """Return h(Φ)."""
+        if self.two.predictor is None:
+            raise InputError("There is no predictor without a target.")
+        output: Tensor = self.two.predictor(code)
+        return output
+
+
+class EquivariantPooler(PoolingEstimator):
+    """Learn a code that turns with the covariates and does not know the site.
+
+    Stage one learns a latent sphere on which the covariates act by rotation; stage two a code on it that is
+    equivariant to them by construction and invariant to the site by training. ``site`` and ``covariates`` are
+    given to ``fit``; ``transform`` and ``predict`` need X alone.
+
+    Parameters
+    ----------
+    n_latent
+        Dimension of the sphere and of the code.
+    hidden
+        Width of the hidden layers.
+    tau
+        ``"frame"``: exact by construction; ``"learned"``: the paper's network.
+    generator
+        ``"spread"``, ``"all-ones"`` (the paper's) or your own Ω (n_latent // 2, K).
+    match
+        ``"transported"``: sites are compared after everybody is moved to one reference value of the
+        covariates; ``"phi"``: as they are, the paper's equation (7).
+    turning_planes
+        Planes of the latents and of the code that turn with each covariate; the others stand still and hold
+        what does not depend on it. ``None``: all turn, as in the paper.
+    power
+        Of the release channel: codes have this length and are released with noise of unit variance in each
+        number, the same for the same row; ``None``: no channel.
+    equivariance, reconstruction, independence
+        Factors of stage one; ``independence`` keeps what stands still from depending on the covariates.
+    prediction, latent_reconstruction, mmd, adversary
+        Factors of stage two; ``adversary`` weighs a network that tries to read the site.
+    bounded
+        Train classes with 1 − p(y) after a short while of cross-entropy, so that the code need not carry
+        shades of certainty; see :func:`equipool.nn.prediction_loss`.
+    finetune
+        Let stage two go on training the encoder, with the losses of stage one kept.
+    task
+        ``"class"`` or ``"number"`` for the target; ``None``: guessed.
+    class_weight
+        ``"balanced"``: each class counts the same in training, whatever its size.
+    stop_early
+        Stop stage two on held-out rows too. Off, since a minimax game has no loss to stop at.
+    steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
+        Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
+        on held-out rows.
+    random_state
+        The same number gives the same bits; ``None`` is 0.
+
+    Attributes
+    ----------
+    sites_, classes_, covariates_
+        What was seen at fit.
+    history_
+        Losses of both stages, epoch by epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_latent: int = 30,
+        hidden: int = 64,
+        tau: Literal["frame", "learned"] = "frame",
+        generator: Any = "spread",
+        match: Literal["phi", "transported"] = "phi",
+        turning_planes: int | None = 1,
+        power: float | None = 6.0,
+        equivariance: float = 1.0,
+        reconstruction: float = 0.02,
+        independence: float = 1.0,
+        prediction: float = 3.0,
+        latent_reconstruction: float = 0.01,
+        mmd: float = 1.0,
+        adversary: float = 0.5,
+        bounded: bool = True,
+        finetune: bool = True,
+        task: Task | None = None,
+        class_weight: Literal["balanced"] | None = None,
+        steps: int = 1500,
+        batch_size: int | None = None,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        stop_early: bool = False,
+        patience: int = 8,
+        validation_fraction: float = 0.15,
+        random_state: int | None = None,
+    ) -> None:
+        self.n_latent = n_latent
+        self.hidden = hidden
+        self.tau = tau
+        self.generator = generator
+        self.match = match
+        self.turning_planes = turning_planes
+        self.power = power
+        self.equivariance = equivariance
+        self.reconstruction = reconstruction
+        self.independence = independence
+        self.prediction = prediction
+        self.latent_reconstruction = latent_reconstruction
+        self.mmd = mmd
+        self.adversary = adversary
+        self.bounded = bounded
+        self.finetune = finetune
+        self.task = task
+        self.class_weight = class_weight
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.stop_early = stop_early
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+    @classmethod
+    def from_preset(cls, name: str, **changes: Any) -> EquivariantPooler:
+        """Return an estimator with the settings of a preset: ``"default"``, or ``"paper"`` for its text."""
+        if name not in PRESETS:
+            raise InputError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
+        return cls(**{**PRESETS[name], **changes})
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
+        self.history_: dict[str, Any] = {}
+        one = self._fit_stage_one(data, held)
+        two = self._fit_stage_two(one, data if self.stop_early else everybody, held)
+        return TwoStages(one, two)
+
+    def _actions(self, n_covariates: int) -> tuple[CovariateAction, CovariateAction]:
+        """Return the action on latents and codes, and the one in which all planes turn, for τ as a vector."""
+        count = max(n_covariates, 1)
+        if not isinstance(self.generator, str):
+            own = CovariateAction(self.generator, n=self.n_latent)
+            return own, own
+        if self.generator == "all-ones":
+            paper = CovariateAction.all_ones(self.n_latent, count)
+            return paper, paper
+        if self.generator != "spread":
+            raise InputError(f"generator must be 'spread', 'all-ones' or an array. Got {self.generator!r}.")
+        latent = CovariateAction.spread(self.n_latent, count, turning=self.turning_planes)
+        return latent, CovariateAction.spread(self.n_latent, count)
+
+    def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
+        one = self._build_stage_one(n_features, n_covariates)
+        return TwoStages(one, self._build_stage_two(one, n_outputs))
+
+    def _build_stage_one(self, n_features: int, n_covariates: int) -> StageOne:
+        action, orbit = self._actions(n_covariates)
+        if self.tau not in ("frame", "learned"):
+            raise InputError(f"tau must be 'frame' or 'learned'. Got {self.tau!r}.")
+        tau = FrameTau(action, orbit=orbit)
+        if self.tau == "learned":
+            tau = LearnedTau(orbit, mlp(self.n_latent, self.n_latent, hidden=self.hidden))
+        return StageOne(n_features, tau, hidden=self.hidden)
+
+    def _build_stage_two(self, one: StageOne, n_outputs: int) -> StageTwo:
+        return StageTwo(one.action, self.n_latent, n_outputs, hidden=self.hidden, power=self.power)
+
+    def _fit_stage_one(self, data: TrainingData, held: TrainingData) -> StageOne:
+        with seeded(self._seed, "stage one") as generator:
+            one = self._build_stage_one(data.x.shape[1], data.c.shape[1])
+            size, epochs = self._schedule(len(data.x))
+
+            @torch.no_grad()
+            def validate() -> float:
+                return sum(term.item() for term in self._stage_one_losses(one, held).values())
+
+            self.history_["stage one"] = train(
+                one,
+                lambda rows, _: self._stage_one_losses(one, data.rows(rows)),
+                lambda: site_batches(data.site, size, generator),
+                epochs=epochs,
+                validate=validate if len(held.x) > 1 else None,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                patience=self.patience,
+            ).epochs
+            self._calibrate(one, data)
+        return one
+
+    def _stage_one_losses(self, one: StageOne, data: TrainingData) -> dict[str, Tensor]:
+        return one.losses(
+            data.x,
+            data.c,
+            equivariance=self.equivariance,
+            reconstruction=self.reconstruction,
+            independence=self.independence,
+        )
+
+    @torch.no_grad()
+    def _calibrate(self, one: StageOne, data: TrainingData) -> None:
+        if data.c.shape[1]:
+            one.tau.calibrate(one.latent(data.x), data.c)
+
+    def _fit_stage_two(self, one: StageOne, data: TrainingData, held: TrainingData) -> StageTwo:
+        with seeded(self._seed, "stage two") as generator:
+            two = self._build_stage_two(one, self._n_outputs())
+            sites = int(data.site.max()) + 1
+            opponent = Opponent(self.n_latent, data.site, sites) if self.adversary and sites > 1 else None
+            size, epochs = self._schedule(len(data.x))
+            warm_up = max(epochs // 5, 1)
+
+            def step(rows: Tensor, epoch: int) -> dict[str, Tensor]:
+                bounded = self.bounded and epoch >= warm_up
+                batch = data.rows(rows)
+                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded, sites=sites)
+                if opponent is not None:
+                    terms["adversary"] = self.adversary * opponent.play(code, batch.site)
+                return terms
+
+            @torch.no_grad()
+            def validate() -> float:
+                with seeded(self._seed, "validation noise"):
+                    part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
+                    terms, _ = self._stage_two_losses(one, two, part, bounded=self.bounded, sites=sites)
+                return sum(term.item() for term in terms.values())
+
+            self.history_["stage two"] = train(
+                nn.ModuleList([one, two]) if self.finetune else two,
+                step,
+                lambda: site_batches(data.site, size, generator),
+                epochs=epochs,
+                validate=validate if self.stop_early and len(held.x) > 1 else None,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                patience=self.patience,
+            ).epochs
+            if self.finetune:
+                self._calibrate(one, data)
+        return two
+
+    def _stage_two_losses(
+        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool, sites: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return stage two's terms, with those of stage one if the encoder is trained on, and the code."""
+        objective = Objective(
+            prediction=self.prediction,
+            reconstruction=self.latent_reconstruction,
+            mmd=self.mmd if sites > 1 else 0.0,
+            bounded=bounded,
+            class_weights=self._class_weights,
+            transported=self.match == "transported",
+        )
+        with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
+            latent = one.latent(data.x)
+            upright, c = one.upright(latent)
+        terms, code = two.losses(latent, upright, c, data.y, data.site, objective)
+        if self.finetune:
+            terms |= self._stage_one_losses(one, data)
+        return terms, code
+
+    def _release(self, code: Tensor, x: Tensor) -> Tensor:
+        if self.power is None:
+            return code
+        noise = row_noise(x.float().numpy(), code.shape[1], seed_for(self._seed, "release"))
+        return code + torch.from_numpy(noise).to(code.dtype)
+
+    # -- after training ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _after_fit(self, data: TrainingData) -> None:
+        latent = self.network_.one.latent(data.x.double())
+        upright = self.network_.one.action(self._own(data.c, latent)).inverse.apply(latent)
+        sums = upright.new_zeros(len(self.sites_), self.n_latent).index_add_(0, data.site, upright)
+        self.site_means_ = sums / torch.bincount(data.site).unsqueeze(-1)
+        self.pooled_mean_ = self.site_means_.mean(dim=0)
+        rest = data.x.double() - self.network_.one.decoder(latent)
+        sums = rest.new_zeros(len(self.sites_), rest.shape[1]).index_add_(0, data.site, rest)
+        means = sums / torch.bincount(data.site).unsqueeze(-1)
+        self.residual_means_ = means - means.mean(dim=0)
+
+    def _own(self, c: Tensor, latent: Tensor) -> Tensor:
+        """Return the covariates, or without any the reading, as the value that a latent stands at."""
+        return c if c.shape[1] else self.network_.one.tau.covariate(latent)
+
+    @torch.no_grad()
+    def read_covariates(self, X: Any) -> FloatArray:
+        """Return ĉ(ℓ), the covariates as read from X, in their own units, (rows, K)."""
+        check_is_fitted(self, "network_")
+        latent = self.network_.one.latent(self._scaled(self._features(X)).double())
+        read = self.network_.one.tau.covariate(latent).double().numpy()
+        columns = [covariate.unscaled(read[:, k]) for k, covariate in enumerate(self.covariates_)]
+        return np.column_stack(columns) if columns else np.empty((len(read), 0))
+
+    @torch.no_grad()
+    def harmonize(self, X: Any, *, site: Any, covariates: Any = None) -> FloatArray:
+        """Return X in its own units with the site's part removed and the own covariates kept.
+
+        In the latent space, everybody is moved to the reference covariate, the mean of the own site is
+        replaced by that of all sites, and everybody is moved back; what that changes in the decoded features
+        is added to X. Of the detail that the latent space does not carry, the site's mean alone is removed.
+        """
+        check_is_fitted(self, "network_")
+        array = self._features(X)
+        codes = self._site_codes(site, len(array))
+        one = self.network_.one
+        latent = one.latent(self._scaled(array).double())
+        c = self._own(self._given_covariates(covariates, len(array)), latent)
+        upright = one.action(c).inverse.apply(latent)
+        moved = one.action(c).apply(upright - self.site_means_[codes] + self.pooled_mean_)
+        harmonized = self._with_change(array, latent, nn.functional.normalize(moved, dim=-1))
+        return harmonized - self._in_units(self.residual_means_[codes])
+
+    @torch.no_grad()
+    def transport(self, X: Any, to: Any, *, covariates: Any = None) -> FloatArray:
+        """Return the same people at other covariates: Γ applied to their latents, in the units of X.
+
+        Parameters
+        ----------
+        X
+            Features.
+        to
+            The covariates to move to, in their own units: one value, one for each covariate, or (rows, K).
+        covariates
+            Where the people are now; default: as read from X.
+        """
+        check_is_fitted(self, "network_")
+        if not self.covariates_:
+            raise InputError(
+                "This estimator was fitted without covariates, so there is nothing to move along."
+            )
+        array = self._features(X)
+        one = self.network_.one
+        latent = one.latent(self._scaled(array).double())
+        now = self._given_covariates(covariates, len(array)) if covariates is not None else None
+        source = one.tau.covariate(latent) if now is None else now
+        wanted = np.broadcast_to(
+            np.asarray(to, dtype=np.float64).reshape(-1, len(self.covariates_)),
+            (len(array), len(self.covariates_)),
+        )
+        return self._with_change(
+            array, latent, one.action.transport(latent, source, self._scaled_covariates(wanted))
+        )
+
+    def _with_change(self, array: FloatArray, latent: Tensor, moved: Tensor) -> FloatArray:
+        return array + self._in_units(self.network_.one.decoder(moved) - self.network_.one.decoder(latent))
+
+    def _in_units(self, change: Tensor) -> FloatArray:
+        """Return a change of scaled features in the features' own units; those that never vary keep still."""
+        result: FloatArray = change.numpy() * np.where(self.feature_varies_, self.feature_scale_, 0.0)
+        return result
+
+    def _given_covariates(self, covariates: Any, rows: int) -> Tensor:
+        if covariates is None:
+            return torch.empty(rows, 0)
+        values = np.asarray(covariates, dtype=np.float64).reshape(rows, -1)
+        if values.shape[1] != len(self.covariates_):
+            raise InputError(
+                f"This estimator was fitted with {len(self.covariates_)} covariate(s). Got {values.shape[1]}."
+            )
+        return self._scaled_covariates(values)
+
+    def _site_codes(self, site: Any, rows: int) -> Tensor:
+        labels = np.asarray(site).astype(str)
+        if labels.shape != (rows,):
+            raise InputError(
+                f"site must have one value for each of the {rows} rows. Got shape {labels.shape}."
+            )
+        known = {str(name): k for k, name in enumerate(self.sites_)}
+        unseen = sorted(set(labels.tolist()) - set(known))
+        if unseen:
+            raise InputError(
+                f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. "
+                "Fit again with people of that site."
+            )
+        return torch.tensor([known[label] for label in labels])
