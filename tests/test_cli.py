@@ -7,6 +7,14 @@ from pathlib import Path
 import pytest
 
 from equipool.cli import main
+from equipool.data import simulate_table
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    simulate_table().pool.to_frame().to_csv(path, index=False)
+    return path
 
 
 def test_the_demo_ends_with_the_path_of_a_picture(tmp_path, capsys):
@@ -18,7 +26,11 @@ def test_the_demo_ends_with_the_path_of_a_picture(tmp_path, capsys):
     assert json.loads((out / "preflight.json").read_text())["ok"]
 
 
-def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys):
+def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys, monkeypatch):
+    figures = dict.fromkeys(
+        ["site_auc_raw", "site_auc_code", "accuracy", "majority", "clean_raw", "clean_harmonized"], 0.5
+    )
+    monkeypatch.setattr("equipool.report.demo._pool", lambda truth, seed: (figures, truth.clean))
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out)]) == 0
     assert main(["demo", "--out", str(out)]) == 2
@@ -34,9 +46,8 @@ def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys):
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_figure_is_drawn_in_the_format_asked_for(tmp_path, capsys):
-    main(["demo", "--out", str(tmp_path / "demo")])
-    table = str(tmp_path / "demo" / "table.csv")
+def test_the_figure_is_drawn_in_the_format_asked_for(table, tmp_path, capsys):
+    table = str(table)
     figure = tmp_path / "f.svg"
     assert main(["check", table, "--site", "site", "--covariate", "age", "--figure", str(figure)]) == 0
     assert "<svg" in figure.read_text()
@@ -65,19 +76,16 @@ def test_help_and_import_do_not_load_torch():
     assert "check" in run.stdout
 
 
-def test_checking_a_table_does_not_load_torch(tmp_path):
-    main(["demo", "--out", str(tmp_path / "demo")])
+def test_checking_a_table_does_not_load_torch(table):
     code = (
         "import sys; from equipool.cli import main\n"
         "main(['check', sys.argv[1], '--site', 'site', '--covariate', 'age'])\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "demo" / "table.csv")], check=True)
+    subprocess.run([sys.executable, "-c", code, str(table)], check=True)
 
 
-def test_a_closed_pipe_is_no_error(tmp_path):
-    main(["demo", "--out", str(tmp_path / "demo")])
-    table = tmp_path / "demo" / "table.csv"
+def test_a_closed_pipe_is_no_error(table):
     command = f"{sys.executable} -m equipool.cli check {table} --site site --json | head -n 1"
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
@@ -103,9 +111,8 @@ def test_a_defect_is_not_a_verdict(monkeypatch, capsys):
     assert "EQUIPOOL_TRACEBACK=1" in capsys.readouterr().err
 
 
-def test_a_terminal_without_greek_letters_is_served(tmp_path):
-    main(["demo", "--out", str(tmp_path / "demo")])
-    command = [sys.executable, "-m", "equipool.cli", "check", str(tmp_path / "demo" / "table.csv")]
+def test_a_terminal_without_greek_letters_is_served(table):
+    command = [sys.executable, "-m", "equipool.cli", "check", str(table)]
     command += ["--site", "site", "--covariate", "age"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -24,7 +24,7 @@ def quick(monkeypatch):
         calls.append(key)
         return run(*key)
 
-    monkeypatch.setattr(benchmark, "_make", lambda method, seed: make(method, seed).set_params(steps=5))
+    monkeypatch.setattr(benchmark, "_make", lambda *key: make(*key).set_params(steps=5))
     monkeypatch.setattr(benchmark, "run_one", counted)
     monkeypatch.setattr(uci, "load_dataset", small)
     return calls
@@ -68,7 +68,7 @@ def test_a_stopped_benchmark_goes_on_and_gives_the_same_numbers(quick, tmp_path)
 def test_runs_with_other_settings_are_not_taken_for_these(quick, tmp_path, monkeypatch):
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
     make = benchmark._make
-    monkeypatch.setattr(benchmark, "_make", lambda method, seed: make(method, seed).set_params(steps=6))
+    monkeypatch.setattr(benchmark, "_make", lambda *key: make(*key).set_params(steps=6))
     quick.clear()
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
     assert len(quick) == 1

@@ -3,7 +3,15 @@ import torch
 
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, all_ones_generator
-from equipool.nn import equivariance_loss, equivariance_loss_cayley
+from equipool.nn import (
+    correlation_loss,
+    equivariance_loss,
+    equivariance_loss_cayley,
+    grouped_mmd,
+    match_loss,
+    mmd,
+    prediction_loss,
+)
 from oracles import equation_4, equation_4_cayley
 
 FORMS = {"exp": (equivariance_loss, equation_4), "cayley": (equivariance_loss_cayley, equation_4_cayley)}
@@ -125,3 +133,59 @@ def test_the_scale_and_the_dtype_of_weights_do_not_matter_to_the_mean(form):
     loss, action = FORMS[form][0], CovariateAction.spread(4)
     for weights in (torch.full((7,), 1e-7), torch.ones(7, dtype=torch.int64), torch.ones(7)):
         torch.testing.assert_close(loss(tau, c, action, weights=weights), loss(tau, c, action))
+
+
+def test_mmd_in_training_equals_the_double_loop():
+    """Equation (7), squared: kernels exp(−d²/(a·median)), averaged over scales a and pairs of sites."""
+    z = torch.randn(15, 4, dtype=torch.float64, requires_grad=True)
+    site = torch.arange(15) % 3
+    squared = torch.tensor([[((a - b) ** 2).sum().item() for b in z] for a in z], dtype=torch.float64)
+    median = squared.median()
+    expected = 0.0
+    for scale in (0.25, 0.5, 1.0, 2.0):
+        kernel = torch.exp(-squared / (scale * median))
+        for s, t in ((0, 1), (0, 2), (1, 2)):
+            means = [kernel[site == p][:, site == q].mean() for p, q in ((s, s), (t, t), (s, t))]
+            expected += (means[0] + means[1] - 2 * means[2]) / (4 * 3)
+    value = mmd(z, site)
+    torch.testing.assert_close(value.detach(), expected)
+    value.backward()
+    assert torch.isfinite(z.grad).all()
+    assert mmd(z, torch.zeros(15, dtype=torch.int64)) == 0
+
+
+def test_sub_sampling_compares_within_groups_alone():
+    z = torch.randn(40, 3, dtype=torch.float64)
+    group, site = torch.arange(40) // 10, torch.arange(40) % 2
+    site[:10] = 0  # the first group has one site only and is dropped
+    expected = torch.stack([mmd(z[group == g], site[group == g]) for g in (1, 2, 3)]).mean()
+    torch.testing.assert_close(grouped_mmd(z, site, group), expected)
+    assert grouped_mmd(z, torch.zeros(40, dtype=torch.int64), group) == 0
+
+
+def test_matches_are_drawn_together():
+    z = torch.tensor([[0.0, 0.0], [3.0, 4.0], [7.0, 7.0]])
+    assert match_loss(z, torch.tensor([1, 0, -1])) == 25
+    assert match_loss(z, torch.tensor([-1, -1, -1])) == 0
+
+
+def test_prediction_losses():
+    output, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
+    p = torch.softmax(output, dim=1)[:, 0]
+    torch.testing.assert_close(prediction_loss(output, y), -p.log().mean())
+    torch.testing.assert_close(prediction_loss(output, y, bounded=True), (1 - p).mean())
+    torch.testing.assert_close(
+        prediction_loss(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])), torch.tensor(2.5)
+    )
+    weights = torch.tensor([1.0, 3.0])
+    mixed = torch.tensor([0, 1])
+    missed = 1 - torch.softmax(output, dim=1)[[0, 1], [0, 1]]
+    expected = (missed * weights).sum() / 4
+    torch.testing.assert_close(prediction_loss(output, mixed, bounded=True, class_weights=weights), expected)
+
+
+def test_correlation_loss_finds_lines_and_parabolas():
+    c = torch.linspace(-1, 1, 400, dtype=torch.float64).unsqueeze(1)
+    assert correlation_loss(c * torch.ones(1, 3, dtype=torch.float64), c) > 0.9
+    assert correlation_loss(c.square(), c) > 0.9
+    assert correlation_loss(torch.randn(400, 3, dtype=torch.float64), c) < 0.1

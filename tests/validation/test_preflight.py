@@ -276,14 +276,14 @@ def test_confounding_is_measured_from_none_to_full():
 def test_chance_is_not_called_confounding():
     """Sites that differ by chance alone: the warning is rare over many draws, the measures stay small."""
     warned, strengths = 0, []
-    for _ in range(30):
+    for _ in range(15):
         rng = np.random.default_rng()
         table = pd.DataFrame({"site": np.repeat(list("ABCDEFGHIJ"), 6), "age": rng.normal(50, 10, 60)})
         table = table.assign(dx=rng.choice(["a", "b"], 60), v=rng.normal(size=60))
         report = ep.check(table, site="site", covariates="age", target="dx")
         warned += "confounded" in [f.code for f in report.warnings]
         strengths += [report.confounding["age"], report.confounding["dx"]]
-    assert warned <= 4
+    assert warned <= 3
     assert np.mean(strengths) < 0.15
 
 

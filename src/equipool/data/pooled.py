@@ -253,6 +253,13 @@ class PooledDataset:
         return f"PooledDataset: {', '.join(parts)}"
 
     @property
+    def features(self) -> FloatArray:
+        """X, for code that needs features; a pool of images has none."""
+        if self.X is None:
+            raise InputError("This pool holds images; features are needed here.")
+        return self.X
+
+    @property
     def scaled(self) -> FloatArray:
         """The covariates in scaled units, (rows, K): what :class:`CovariateAction` takes."""
         centre = np.array([covariate.centre for covariate in self.covariates])

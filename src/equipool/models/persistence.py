@@ -19,12 +19,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from equipool.data import Covariate
 from equipool.exceptions import EquipoolError, InputError
+from equipool.models.affine import AffineSites
 
 __all__ = ["SCHEMA", "load", "save"]
 
 SCHEMA = 1
 ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
-TENSORS = ("site_means_", "pooled_mean_", "residual_means_")
 
 
 def save(estimator: Any, folder: str | Path) -> Path:
@@ -37,9 +37,10 @@ def save(estimator: Any, folder: str | Path) -> Path:
         raise InputError(f"{folder} is a file; give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
         raise InputError(f"{folder} holds other files; give a new folder for the model.")
-    numbers = {f"network.{k}": v.contiguous() for k, v in estimator.network_.state_dict().items()}
+    numbers = {f"network.{k}": v.clone() for k, v in estimator.network_.state_dict().items()}
     numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
-    numbers |= {name: getattr(estimator, name) for name in TENSORS if hasattr(estimator, name)}
+    if hasattr(estimator, "affine_"):
+        numbers |= {f"affine.{k}": v.contiguous() for k, v in vars(estimator.affine_).items()}
     content = to_bytes(numbers)
     facts = _facts(estimator) | {"sha256": hashlib.sha256(content).hexdigest()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,9 +119,9 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
         estimator.target_scale_ = tuple(facts["target_scale"])
     for name in ARRAYS:
         setattr(estimator, name, numbers[name].numpy())
-    for name in TENSORS:
-        if name in numbers:
-            setattr(estimator, name, numbers[name])
+    affine = {k[7:]: v for k, v in numbers.items() if k.startswith("affine.")}
+    if affine:
+        estimator.affine_ = AffineSites(**affine)
     network = estimator._build(facts["n_features"], len(facts["covariates"]), estimator._n_outputs())
     network = network.double()
     network.load_state_dict({k[8:]: v for k, v in numbers.items() if k.startswith("network.")})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipool.data import PooledDataset
 from equipool.exceptions import InputError
 from equipool.validation import PreflightReport
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_figure_path", "preflight_figure", "save_figure"]
+__all__ = ["check_figure_path", "pooling_figure", "preflight_figure", "save_figure"]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5C5C5C")
 SITES_SHOWN = 30
@@ -44,6 +45,38 @@ def preflight_figure(report: PreflightReport) -> Figure:
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
     figure.suptitle(report.verdict, fontsize=11, x=0.01, ha="left")
+    return figure
+
+
+def pooling_figure(
+    pool: PooledDataset, harmonized: Any, feature: str, readings: dict[str, float], chance: float
+) -> Figure:
+    """Draw one feature against the first covariate before and after, and how well the site can be read."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    before, after, bars = figure.subplots(1, 3, width_ratios=(1.3, 1.3, 1))
+    k = pool.feature_names.index(feature)
+    covariate = pool.covariates[0]
+    for axes, values, title in ((before, pool.features, "as measured"), (after, harmonized, "harmonized")):
+        for s, site in enumerate(pool.sites):
+            own = pool.site == s
+            colour = COLOURS[s % len(COLOURS)]
+            axes.plot(
+                pool.C[own, 0], values[own, k], ".", color=colour, markersize=4, alpha=0.7, label=_plain(site)
+            )
+        axes.set_xlabel(f"{_plain(covariate.name)} ({covariate.unit})" if covariate.unit else covariate.name)
+        axes.set_title(f"{_plain(feature)}, {title}", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    after.sharey(before)
+    before.legend(fontsize=8, frameon=False)
+    bars.barh(list(readings), list(readings.values()), color=COLOURS[: len(readings)])
+    bars.axvline(chance, color="black", linestyle=":", linewidth=1)
+    bars.text(chance, -0.75, " chance", fontsize=8, va="center")
+    bars.set_ylim(len(readings) - 0.4, -1)
+    bars.set_xlim(0, 1)
+    bars.set_title("How well the site is read (AUC)", fontsize=10)
+    bars.spines[["top", "right"]].set_visible(False)
     return figure
 
 

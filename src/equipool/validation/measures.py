@@ -129,7 +129,7 @@ def site_readability(variables: FloatArray, codes: IntArray, *, seed: int = 0) -
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
-    forest = RandomForestClassifier(50, min_samples_leaf=5, class_weight="balanced", random_state=seed)
+    forest = RandomForestClassifier(25, min_samples_leaf=5, class_weight="balanced", random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     # All variables together and each alone: in a small pool one that says nothing can drown one that does.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]
