@@ -21,6 +21,7 @@ import pandas as pd
 
 from equipool.data.pooled import PooledDataset
 from equipool.exceptions import EquipoolError, InputError
+from equipool.files import write_whole
 from equipool.validation import Roles
 
 __all__ = ["DatasetSplit", "cache_folder", "fetch", "load_adult", "load_dataset", "load_german"]
@@ -97,7 +98,7 @@ def fetch(name: str) -> Path:
             reasons.append(f"{get.__name__[6:]}: {type(error).__name__}")
             continue
         if _sha256(content) == FILES[name].sha256:
-            return _store(path, content)
+            return write_whole(path, content)
         reasons.append(f"{get.__name__[6:]}: another file than expected")
     raise EquipoolError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, put the file from UCI "
@@ -196,15 +197,6 @@ def _from_uci(name: str) -> bytes:
     with urllib.request.urlopen(FILES[name].url, timeout=30) as response:
         content: bytes = response.read()
     return content
-
-
-def _store(path: Path, content: bytes) -> Path:
-    """Write through a temporary file, so that a broken write leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
-    return path
 
 
 def _sha256(content: bytes) -> str:

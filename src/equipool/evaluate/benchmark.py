@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from equipool.exceptions import InputError
+from equipool.files import write_whole
 
 __all__ = ["METHODS", "Run", "best_rows", "run_benchmark", "run_one"]
 
@@ -33,7 +34,7 @@ COLUMNS = {
 # docs/experiments.md. German has 700 people to fit on, so all methods take fewer steps and weights decay.
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("german", "*"): {"steps": 400, "weight_decay": 5.0},
-    ("german", "ours"): {"power": 10.0, "adversary": 0.2},
+    ("german", "ours"): {"power": 10.0, "adversary": 0.2, "mmd": 1.0},
 }
 
 METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
@@ -216,13 +217,13 @@ def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
 
 def _write_tables(runs: pd.DataFrame, out: Path) -> None:
     """Write runs.csv, and the table of means with standard deviations as CSV, Markdown and LaTeX."""
-    _write(out / "runs.csv", runs.to_csv(index=False))
+    write_whole(out / "runs.csv", runs.to_csv(index=False))
     shown = list(COLUMNS)
     grouped = runs.groupby(["dataset", "method"], sort=False)[
         [*shown, "permuted_low", "permuted_high", "dropped"]
     ]
     means, spread = grouped.mean(), grouped.std(ddof=0)
-    _write(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
+    write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
     markdown, latex = [], []
     for dataset, part in means.groupby(level="dataset", sort=False):
         cells = pd.DataFrame(index=part.index.get_level_values("method"))
@@ -240,8 +241,8 @@ def _write_tables(runs: pd.DataFrame, out: Path) -> None:
         )
         markdown.append(f"## {dataset}\n\n{_markdown(cells)}\n\n{note}\n")
         latex.append(_latex(str(dataset), cells))
-    _write(out / "table.md", "\n".join(markdown))
-    _write(out / "table.tex", "\n".join(latex))
+    write_whole(out / "table.md", "\n".join(markdown))
+    write_whole(out / "table.tex", "\n".join(latex))
 
 
 def _markdown(cells: pd.DataFrame) -> str:
@@ -282,7 +283,7 @@ def _settings(method: str, dataset: str) -> str:
 def _run_and_write(folder: Path, dataset: str, method: str, seed: int) -> Run:
     run = run_one(dataset, method, seed)
     record = {"settings": _settings(method, dataset), **asdict(run)}
-    _write(_path(folder, dataset, method, seed), json.dumps(record))
+    write_whole(_path(folder, dataset, method, seed), json.dumps(record))
     return run
 
 
@@ -304,13 +305,6 @@ def _must_read(folder: Path, dataset: str, method: str, seed: int) -> Run:
     if run is None:
         raise InputError(f"The run {dataset} {method} {seed} in {folder} was changed while it was read.")
     return run
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one go: a reader sees the old one or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _say(text: str) -> None:

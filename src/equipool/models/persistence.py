@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from equipool.data import Covariate
-from equipool.exceptions import EquipoolError, InputError
+from equipool.exceptions import InputError
+from equipool.files import write_whole
 from equipool.models.affine import AffineSites
 
 __all__ = ["SCHEMA", "load", "save"]
@@ -45,8 +45,8 @@ def save(estimator: Any, folder: str | Path) -> Path:
     facts = _facts(estimator) | {"sha256": hashlib.sha256(content).hexdigest()}
     folder.mkdir(parents=True, exist_ok=True)
     # The JSON names the numbers by their hash, so a model is whole or is refused.
-    _write(folder / "model.safetensors", content)
-    _write(folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    write_whole(folder / "model.safetensors", content)
+    write_whole(folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
     return folder
 
 
@@ -127,13 +127,3 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
     network.load_state_dict({k[8:]: v for k, v in numbers.items() if k.startswith("network.")})
     estimator.network_ = network.eval()
     return estimator
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise EquipoolError(f"{path} could not be written: {error.strerror}.") from error

@@ -140,7 +140,7 @@ class EquivariantPooler(PoolingEstimator):
         independence: float = 1.0,
         prediction: float = 3.0,
         latent_reconstruction: float = 0.01,
-        mmd: float = 1.0,
+        mmd: float = 3.0,
         adversary: float = 0.5,
         bounded: bool = True,
         finetune: bool = True,

@@ -11,6 +11,7 @@ import numpy as np
 
 from equipool.data import PooledDataset, SimulatedTable, check, simulate_table
 from equipool.exceptions import InputError
+from equipool.files import write_whole
 from equipool.report.figures import pooling_figure, preflight_figure, save_figure
 
 __all__ = ["run_demo"]
@@ -27,7 +28,7 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
     truth.pool.to_frame().to_csv(table, index=False)
     report = check(table, site="site", covariates="age", target="dx", id="id")
     print(report)
-    (out / "preflight.json").write_text(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+    write_whole(out / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     save_figure(preflight_figure(report), out / "preflight.png")
     print("\nFitting the pooler (about 20 seconds) …", file=sys.stderr)
     figures, harmonized = _pool(truth, seed)

@@ -1,0 +1,25 @@
+"""Writing files in one go: a reader sees the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from equipool.exceptions import EquipoolError
+
+__all__ = ["write_whole"]
+
+
+def write_whole(path: Path, content: bytes | str) -> Path:
+    """Write beside the target and rename; on failure nothing is left behind and what was there stays."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise EquipoolError(f"{path} could not be written: {error.strerror}.") from error
+    return path
