@@ -79,3 +79,10 @@ def test_unknown_methods_are_answered(tmp_path, capsys):
         benchmark.run_benchmark(["german"], tmp_path, methods=["combat"])
     assert main(["benchmark", "iris", "--out", str(tmp_path / "x"), "--jobs", "1", "--methods", "naive"]) == 2
     assert "no dataset 'iris'" in capsys.readouterr().err
+
+
+def test_chance_is_the_best_that_a_reader_can_do():
+    means = pd.DataFrame({"adv_auc": [0.42, 0.52], "mmd": [-1.2, -0.1], "acc": [70.0, 75.0]})
+    assert benchmark.best_rows(means, "adv_auc").tolist() == [False, True]
+    assert benchmark.best_rows(means, "mmd").tolist() == [True, True]
+    assert benchmark.best_rows(means, "acc").tolist() == [False, True]

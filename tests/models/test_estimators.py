@@ -181,3 +181,24 @@ def test_a_folder_with_other_files_is_not_written_into(pool, tmp_path):
     (tmp_path / "thesis.txt").write_text("years")
     with pytest.raises(InputError, match="holds other files"):
         fitted(NaivePooler, pool, steps=2).save(tmp_path)
+
+
+def test_codes_may_come_as_a_data_frame(pool):
+    with config_context(enable_metadata_routing=True):
+        estimator = NaivePooler(steps=2).set_fit_request(site=True)
+        chain = make_pipeline(StandardScaler(), estimator).set_output(transform="pandas")
+        codes = chain.fit(pool.X, pool.y, site=pool.site_labels).transform(pool.X)
+    assert list(codes.columns)[:2] == ["naivepooler0", "naivepooler1"]
+
+
+def test_classes_keep_their_type_through_a_file(pool, tmp_path):
+    for k, y in enumerate((pool.y == "AD", (pool.y == "AD").astype(np.int8), pool.y.astype(str))):
+        estimator = NaivePooler(steps=2).fit(pool.X, y)
+        again = ep.load(estimator.save(tmp_path / str(k)))
+        assert again.classes_.dtype == estimator.classes_.dtype
+        np.testing.assert_array_equal(again.predict(pool.X), estimator.predict(pool.X))
+
+
+def test_a_share_outside_0_to_1_is_refused(pool):
+    with pytest.raises(InputError, match="validation_fraction must lie between"):
+        NaivePooler(validation_fraction=0).fit(pool.X, pool.y)

@@ -1,6 +1,7 @@
 import inspect
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -115,7 +116,7 @@ def test_wrong_calls_after_fit_are_answered(trained, pool):
         trained.harmonize(pool.X, site=["Hitachi"] * len(pool), covariates=pool.C)
     with pytest.raises(InputError, match="one value for each of the 450 rows"):
         trained.harmonize(pool.X, site=["GE"], covariates=pool.C)
-    with pytest.raises(InputError, match="fitted with 1 covariate"):
+    with pytest.raises(InputError, match="There were 1 covariate"):
         trained.harmonize(pool.X, site=pool.site_labels, covariates=np.ones((len(pool), 2)))
     with pytest.raises(InputError, match="no preset 'papre'; choose one of default, paper"):
         EquivariantPooler.from_preset("papre")
@@ -146,3 +147,31 @@ def test_one_seed_is_hashed_for_each_purpose():
     assert len(seeds) == 40
     assert all(0 <= seed < 2**63 for seed in seeds)
     torch.Generator().manual_seed(max(seeds))
+
+
+def test_what_was_given_at_fit_is_understood_the_same_way_afterwards(pool, tmp_path):
+    """Text levels, column order, numbers as sites, two covariates saved and loaded."""
+    frame = pd.DataFrame({"age": pool.C[:, 0], "sex": np.where(np.arange(len(pool)) % 2, "m", "f")})
+    site = pool.site.astype(float)
+    estimator = EquivariantPooler(steps=5).fit(pool.X, pool.y, site=site, covariates=frame)
+    harmonized = estimator.harmonize(pool.X, site=site, covariates=frame)
+    swapped = estimator.harmonize(pool.X, site=pool.site, covariates=frame[["sex", "age"]])
+    np.testing.assert_array_equal(harmonized, swapped)
+    again = ep.load(estimator.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.harmonize(pool.X, site=site, covariates=frame), harmonized)
+    moved = estimator.transport(pool.X, to=[50.0, "m"])
+    np.testing.assert_array_equal(moved, again.transport(pool.X, to=[50.0, "m"]))
+    with pytest.raises(InputError, match="'sex' is 'x' in row 1, which was not seen at fit"):
+        estimator.transport(pool.X, to=[50.0, "x"])
+    with pytest.raises(InputError, match="no finite value in row 1"):
+        estimator.transport(pool.X, to=[np.nan, "m"])
+    with pytest.raises(InputError, match="one row for each of the 450 rows"):
+        estimator.transport(pool.X, to=[[50.0, "m"], [60.0, "m"]])
+
+
+def test_a_feature_that_never_varied_does_not_move_the_code(pool):
+    X = np.column_stack([pool.X, np.zeros(len(pool))])
+    estimator = EquivariantPooler(steps=5).fit(X, pool.y, site=pool.site_labels, covariates=pool.C)
+    other = X.copy()
+    other[:, -1] = 10.0
+    np.testing.assert_array_equal(estimator.transform(other), estimator.transform(X))

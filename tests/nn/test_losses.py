@@ -189,3 +189,15 @@ def test_correlation_loss_finds_lines_and_parabolas():
     assert correlation_loss(c * torch.ones(1, 3, dtype=torch.float64), c) > 0.9
     assert correlation_loss(c.square(), c) > 0.9
     assert correlation_loss(torch.randn(400, 3, dtype=torch.float64), c) < 0.1
+
+
+def test_mmd_has_a_gradient_for_two_people_and_for_equal_codes():
+    for z, site in (
+        (torch.randn(2, 4), [0, 1]),
+        (torch.tensor([[0.0], [0], [0], [0], [1]]), [0, 0, 1, 1, 1]),
+    ):
+        z.requires_grad_()
+        mmd(z, torch.tensor(site)).backward()
+        assert z.grad.abs().max() > 0
+    same = torch.zeros(4, 2, requires_grad=True)
+    assert mmd(same, torch.tensor([0, 0, 1, 1])) == 0

@@ -47,6 +47,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ``predictor``.
     """
 
+    n_latent: int
     task: Task | None
     class_weight: str | None
     batch_size: int | None
@@ -99,6 +100,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "network_")
         vector: Tensor = self.network_.tau(self._scaled(self._features(X)).double())
         return vector.double().numpy()
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return names for the numbers of the code, for scikit-learn's pandas output."""
+        check_is_fitted(self, "network_")
+        prefix = type(self).__name__.lower()
+        return np.array([f"{prefix}{k}" for k in range(self.n_latent)], dtype=object)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted class or number for each row."""
@@ -189,7 +196,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
 
     def _scaled(self, array: FloatArray) -> Tensor:
-        return torch.from_numpy(((array - self.feature_mean_) / self.feature_scale_).astype(np.float32))
+        scaled = (array - self.feature_mean_) / self.feature_scale_
+        # What never varied at fit has no trained weights; it must not move a code afterwards.
+        return torch.from_numpy(np.where(self.feature_varies_, scaled, 0.0).astype(np.float32))
 
     def _scaled_covariates(self, values: FloatArray) -> Tensor:
         columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
@@ -198,6 +207,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
+        if not 0 < self.validation_fraction < 1:
+            raise InputError(f"validation_fraction must lie between 0 and 1. Got {self.validation_fraction}.")
         labels = [data.site.numpy()]
         numbers: list[NDArray[np.float64]] = []
         if data.y is not None:

@@ -37,7 +37,7 @@ def save(estimator: Any, folder: str | Path) -> Path:
         raise InputError(f"{folder} is a file; give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
         raise InputError(f"{folder} holds other files; give a new folder for the model.")
-    numbers = {f"network.{k}": v.clone() for k, v in estimator.network_.state_dict().items()}
+    numbers = {f"network.{k}": v.contiguous().clone() for k, v in estimator.network_.state_dict().items()}
     numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
     if hasattr(estimator, "affine_"):
         numbers |= {f"affine.{k}": v.contiguous() for k, v in vars(estimator.affine_).items()}
@@ -92,7 +92,7 @@ def _facts(estimator: Any) -> dict[str, Any]:
         "sites": [str(site) for site in estimator.sites_],
         "covariates": [asdict(covariate) for covariate in estimator.covariates_],
         "task": estimator.task_,
-        "classes": None if classes is None else {"dtype": classes.dtype.kind, "values": classes.tolist()},
+        "classes": None if classes is None else {"dtype": classes.dtype.str, "values": classes.tolist()},
         "target_scale": getattr(estimator, "target_scale_", None),
         "seed": estimator._seed,
     }
@@ -114,7 +114,7 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
     estimator.task_, estimator._seed = facts["task"], facts["seed"]
     if facts["classes"] is not None:
         values = facts["classes"]["values"]
-        estimator.classes_ = np.array(values, dtype=object if facts["classes"]["dtype"] == "O" else None)
+        estimator.classes_ = np.array(values, dtype=np.dtype(facts["classes"]["dtype"]))
     if facts["target_scale"] is not None:
         estimator.target_scale_ = tuple(facts["target_scale"])
     for name in ARRAYS:

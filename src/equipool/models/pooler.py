@@ -20,6 +20,7 @@ from equipool.models.invariant import Objective, StageTwo
 from equipool.models.seeding import row_noise, seed_for, seeded
 from equipool.nn import mlp, site_batches, train
 from equipool.validation import Task
+from equipool.validation.inputs import parse_covariates, parse_labels
 
 __all__ = ["EquivariantPooler"]
 
@@ -386,13 +387,11 @@ class EquivariantPooler(PoolingEstimator):
         latent = one.latent(self._scaled(array).double())
         now = self._given_covariates(covariates, len(array)) if covariates is not None else None
         source = one.tau.covariate(latent) if now is None else now
-        wanted = np.broadcast_to(
-            np.asarray(to, dtype=np.float64).reshape(-1, len(self.covariates_)),
-            (len(array), len(self.covariates_)),
-        )
-        return self._with_change(
-            array, latent, one.action.transport(latent, source, self._scaled_covariates(wanted))
-        )
+        wanted = np.asarray(to, dtype=object)
+        if wanted.ndim < 2 and wanted.size == len(self.covariates_):
+            wanted = np.broadcast_to(wanted.reshape(1, -1), (len(array), wanted.size))
+        goal = self._given_covariates(to if hasattr(to, "columns") else wanted, len(array))
+        return self._with_change(array, latent, one.action.transport(latent, source, goal))
 
     def _with_change(self, array: FloatArray, latent: Tensor, moved: Tensor) -> FloatArray:
         return array + self._in_units(self.network_.one.decoder(moved) - self.network_.one.decoder(latent))
@@ -405,21 +404,23 @@ class EquivariantPooler(PoolingEstimator):
     def _given_covariates(self, covariates: Any, rows: int) -> Tensor:
         if covariates is None:
             return torch.empty(rows, 0)
-        values = np.asarray(covariates, dtype=np.float64).reshape(rows, -1)
-        if values.shape[1] != len(self.covariates_):
+        names = [covariate.name for covariate in self.covariates_]
+        levels = [covariate.levels for covariate in self.covariates_]
+        values = parse_covariates(covariates, names, levels)
+        if len(values) != rows:
             raise InputError(
-                f"This estimator was fitted with {len(self.covariates_)} covariate(s). Got {values.shape[1]}."
+                f"covariates must have one row for each of the {rows} rows of X. Got {len(values)}."
             )
         return self._scaled_covariates(values)
 
     def _site_codes(self, site: Any, rows: int) -> Tensor:
-        labels = np.asarray(site).astype(str)
+        labels = parse_labels(site)
         if labels.shape != (rows,):
             raise InputError(
                 f"site must have one value for each of the {rows} rows. Got shape {labels.shape}."
             )
         known = {str(name): k for k, name in enumerate(self.sites_)}
-        unseen = sorted(set(labels.tolist()) - set(known))
+        unseen = sorted(set(map(str, labels)) - set(known))
         if unseen:
             raise InputError(
                 f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. "

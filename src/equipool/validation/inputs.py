@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from equipool.exceptions import InputError
 from equipool.validation.findings import listed
 
-__all__ = ["Arrays", "Inputs", "Roles", "Task", "TextCell", "require_columns"]
+__all__ = [
+    "Arrays",
+    "Inputs",
+    "Roles",
+    "Task",
+    "TextCell",
+    "parse_covariates",
+    "parse_labels",
+    "require_columns",
+]
 
 Task = Literal["class", "number"]
 FloatArray = NDArray[np.float64]
@@ -227,6 +236,42 @@ def _not_numbers(column: pd.Series[Any]) -> str:
         return ""
     parsed = pd.to_numeric(present, errors="coerce").notna().mean() if len(present) else 0.0
     return "" if parsed >= 0.5 else "text"
+
+
+def parse_labels(values: Any) -> ObjectArray:
+    """Return labels given after fit in the form they have at fit: text, ``None`` where missing."""
+    return _labels(_series(values))
+
+
+def parse_covariates(
+    values: Any, names: Sequence[str], levels: Sequence[tuple[str, ...] | None]
+) -> FloatArray:
+    """Return covariates given after fit as numbers (rows, K), by the names and levels known from fit."""
+    frame = _as_frame(values, "covariates", "c")
+    if isinstance(values, pd.DataFrame):
+        require_columns(frame, names)
+        frame = frame[list(names)]
+    if frame.shape[1] != len(names):
+        raise InputError(
+            f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
+            "give the same."
+        )
+    numbers, _, cells = _covariates(
+        frame.set_axis(list(names), axis=1), dict(zip(names, levels, strict=True))
+    )
+    if cells:
+        cell = cells[0]
+        raise InputError(
+            f"The covariate {cell.column!r} is {cell.value!r} in row {cell.row + 1}, which was "
+            "not seen at fit."
+        )
+    if not np.isfinite(numbers).all():
+        row, column = np.argwhere(~np.isfinite(numbers))[0]
+        raise InputError(
+            f"The covariate {names[column]!r} has no finite value in row {row + 1}; fill it in or "
+            "drop the row."
+        )
+    return numbers
 
 
 def _is_time(column: pd.Series[Any]) -> bool:
