@@ -70,7 +70,7 @@ class FrameTau(nn.Module):
                 f"planes must name {action.n_covariates} plane(s) whose frequencies tell the covariates "
                 f"apart. Got {list(self.planes)} with frequencies {omega.tolist()}; leave planes=None."
             )
-        self.register_buffer("inverse_frequencies", torch.linalg.inv(omega))
+        self.register_buffer("inverse_frequencies", torch.linalg.inv(omega).contiguous())
         self.register_buffer("offset", torch.zeros(len(self.planes), dtype=omega.dtype))
 
     @property

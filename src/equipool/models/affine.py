@@ -57,6 +57,7 @@ def fit_affine_sites(x: Tensor, c: Tensor, site: Tensor) -> AffineSites:
     ridge[count:] = 1e-9 * len(x)
     ridge[count + c.shape[1] :] = 1e-2 * len(x)
     solution = torch.linalg.solve(design.mT @ design + torch.diag(ridge), design.mT @ x)
+    solution = solution.contiguous()  # as a file would give it back: the same order of sums, the same bits
     shift, coefficients = solution[:count], solution[count:]
     centre = (dummies @ shift).mean(dim=0)
     squared = (x - design @ solution).square()
