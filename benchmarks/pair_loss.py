@@ -25,6 +25,8 @@ from equipool.nn import equivariance_loss
 from oracles import equation_4
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
+# Freed memory is kept by the process: we time arithmetic, not the page faults of getting it again.
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
 
 
 def sample(rows: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,14 +104,13 @@ def growth() -> list[dict[str, float]]:
     for rows in SIZES:
         # Memory: big blocks come straight from the system and go straight back, so that resident memory
         # follows what is alive. Time: freed memory is kept, so that we time our work, not page faults.
-        memory = fresh_process(rows, {"MALLOC_MMAP_THRESHOLD_": "65536"})
-        keep = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
-        runs.append(fresh_process(rows, keep) | {"bytes": memory["bytes"]})
+        memory = fresh_process("--grow", rows, {"MALLOC_MMAP_THRESHOLD_": "65536"})
+        runs.append(fresh_process("--grow", rows, KEEP) | {"bytes": memory["bytes"]})
     return runs
 
 
-def fresh_process(rows: int, environment: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, __file__, "--grow", str(rows)]
+def fresh_process(task: str, size: int, environment: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, __file__, task, str(size)]
     out = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     return json.loads(out.stdout)
 
@@ -124,11 +125,16 @@ def main() -> None:
     parser.add_argument(
         "--grow", type=int, metavar="N", help="measure one N in this process (used by itself)"
     )
+    parser.add_argument(
+        "--ratio", type=int, metavar="n", help="both forms at one n in this process (likewise)"
+    )
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     if arguments.grow:
         return grow(arguments.grow)
-    torch.set_num_threads(1)
-    ratios = {n: ratio(n) for n in (30, 64)}
+    if arguments.ratio:
+        return print(json.dumps(ratio(arguments.ratio)))
+    ratios = {n: fresh_process("--ratio", n, KEEP) for n in (30, 64)}
     for n, r in ratios.items():
         print(
             f"N=128 n={n}: literal {r['literal']:.2f} s, ours {1e6 * r['ours']:.0f} µs, "

@@ -70,7 +70,7 @@ def equivariance_loss(
     True
     """
     c, weights = _check_rows(tau, c, action, weights, reduction)
-    u = action(c).inverse.apply(tau)
+    u = action(-c).apply(tau)
     if weights is None:
         rows = len(tau)
         pairs = 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
