@@ -54,7 +54,7 @@ def test_delta_eq_rises_with_the_order_in_tau():
     angle = (age - 50) / 30 * np.pi / 2
     turning = np.column_stack([np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)])
     shuffled = np.random.default_rng().permutation(turning)
-    assert delta_eq(turning, age) > 1.3 * delta_eq(shuffled, age)
+    assert delta_eq(turning, age) > 1.2 * delta_eq(shuffled, age)
     assert delta_eq(turning, age * 12) == pytest.approx(delta_eq(turning, age))
 
 
