@@ -151,8 +151,11 @@ def _add_datasets(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
+    from equipool.data.uci import require_dataset
     from equipool.evaluate.benchmark import METHODS, run_benchmark
 
+    for name in arguments.datasets:
+        require_dataset(name)  # before any folder is made
     methods = METHODS if arguments.methods == ["all"] else tuple(arguments.methods)
     run_benchmark(
         arguments.datasets,

@@ -79,6 +79,7 @@ def test_unknown_methods_are_answered(tmp_path, capsys):
         benchmark.run_benchmark(["german"], tmp_path, methods=["combat"])
     assert main(["benchmark", "iris", "--out", str(tmp_path / "x"), "--jobs", "1", "--methods", "naive"]) == 2
     assert "no dataset 'iris'" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_chance_is_the_best_that_a_reader_can_do():

