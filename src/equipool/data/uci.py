@@ -29,6 +29,7 @@ __all__ = [
     "cache_folder",
     "fetch",
     "load_adult",
+    "load_adult_overlap",
     "load_dataset",
     "load_german",
     "require_dataset",
@@ -77,11 +78,15 @@ GERMAN = (
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """A dataset as the paper uses it: people to fit on and people to judge on."""
+    """A dataset as the paper uses it: people to fit on and people to judge on.
+
+    ``readers`` are the people that readers of the site are fitted on: those of ``train`` by default.
+    """
 
     name: str
     train: PooledDataset
     test: PooledDataset
+    readers: PooledDataset | None = None
 
 
 def cache_folder() -> Path:
@@ -147,9 +152,29 @@ def load_german(seed: int = 0) -> DatasetSplit:
     return _encoded("german", *parts, numbers, words, site="foreign_worker", target="risk")
 
 
+def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
+    """Return Adult where the sexes' ages overlap by a share, for the experiment on covariate shift.
+
+    People to fit on: the women of the lower (1 + overlap)/2 of the ages and the men of the upper; at 0 no
+    year is shared. A quarter of the training people of all ages is set aside for the readers of the site, who
+    would otherwise find it in the age by which the sample was cut; judged are the official test people.
+    """
+    whole = load_adult()
+    rest, aside = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
+    pool = whole.train[rest]
+    age = pool.C[:, 0]
+    low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
+    women = pool.site_labels == "Female"
+    inside = np.where(women, (age < high) | (overlap == 1), age >= low)
+    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[aside])
+
+
 LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
     "german": load_german,
     "adult": lambda seed: load_adult(),
+    "adult-overlap-1": lambda seed: load_adult_overlap(1.0, seed),
+    "adult-overlap-0.5": lambda seed: load_adult_overlap(0.5, seed),
+    "adult-overlap-0": lambda seed: load_adult_overlap(0.0, seed),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 import sys
@@ -15,29 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
+from equipool.evaluate.tables import write_tables
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = ["METHODS", "Run", "best_rows", "run_benchmark", "run_one"]
+__all__ = ["METHODS", "Run", "run_benchmark", "run_one"]
 
-# Shown in the table, with the direction that is better.
-COLUMNS = {
-    "delta_eq": ("ΔEq", "high"),
-    "adv": ("Adv %", "low"),
-    "adv_auc": ("Adv AUC", "low"),
-    "reader_auc": ("best reader AUC", "low"),
-    "mmd": ("M ×100", "low"),
-    "acc": ("ACC %", "high"),
-}
-
-# Where a dataset needs others than the defaults: chosen on validation splits of its training people, see
-# docs/experiments.md. German has 700 people to fit on, so all methods take fewer steps and weights decay.
-SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("german", "*"): {"steps": 400, "weight_decay": 5.0},
-    ("german", "ours"): {"power": 10.0, "adversary": 0.2, "mmd": 1.0},
-}
-
-METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
+VECTORS = 2000  # rows of τ that are kept for the figures
 
 
 @dataclass(frozen=True)
@@ -73,37 +58,46 @@ def run_benchmark(
     seeds: int = 3,
     jobs: int | None = None,
     fresh: bool = False,
+    settings: Settings | None = None,
 ) -> pd.DataFrame:
     """Run what is not there yet and write ``runs.csv``, ``table.csv``, ``table.md`` and ``table.tex``.
 
-    Each run is a file of its own, written in one go, so a killed benchmark goes on where it stopped.
+    Each run is a file of its own, written in one go, so a killed benchmark goes on where it stopped; a run
+    that was made with other settings or another version of the code is made anew. ``settings`` takes the
+    place of the ones in :data:`equipool.evaluate.methods.SETTINGS`.
     """
     from joblib import Parallel, delayed
 
-    unknown = [method for method in methods if method not in METHODS]
-    if unknown:
-        raise InputError(f"There is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
+    for method in methods:
+        make_method(method, 0, {})  # an unknown one is answered before a folder is made
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(d, m, s) for d in datasets for m in methods for s in range(seeds)]
-    todo = [key for key in wanted if fresh or _read(folder, *key) is None]
+    todo = [key for key in wanted if fresh or _read(folder, *key, settings) is None]
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
     start = time.perf_counter()
     parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator_unordered")
-    for done, run in enumerate(parallel(delayed(_run_and_write)(folder, *key) for key in todo), start=1):
+    for done, run in enumerate(
+        parallel(delayed(_run_and_write)(folder, *key, settings) for key in todo), start=1
+    ):
         left = (time.perf_counter() - start) / done * (len(todo) - done)
         _say(
             f"[{done}/{len(todo)}] {run.dataset} {run.method} seed {run.seed}: ACC {run.acc:.1f}, "
             f"best reader's AUC {run.reader_auc:.3f}, {run.seconds:.0f} s; about {left / 60:.0f} min left"
         )
-    runs = pd.DataFrame([asdict(_must_read(folder, *key)) for key in wanted])
-    _write_tables(runs, out)
+    runs = pd.DataFrame([asdict(_must_read(folder, *key, settings)) for key in wanted])
+    write_tables(runs, out)
     return runs
 
 
-def run_one(dataset: str, method: str, seed: int) -> Run:
-    """Fit one method on one dataset with one seed, and judge it on the test people."""
+def run_one(
+    dataset: str, method: str, seed: int, settings: Settings | None = None, *, vectors: Path | None = None
+) -> Run:
+    """Fit one method on one dataset with one seed, and judge it on the test people.
+
+    ``vectors`` is a file for the τ and ages of some test people, which figures are drawn from.
+    """
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -115,29 +109,15 @@ def run_one(dataset: str, method: str, seed: int) -> Run:
         with threadpool_limits(1):
             data = load_dataset(dataset, seed)
             start = time.process_time()
-            estimator = _make(method, seed, dataset)
+            estimator = make_method(method, seed, settings_of(dataset, method, settings))
             train = data.train
             estimator.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
-            return _judge(dataset, method, seed, estimator, data, start)
+            run = _judge(dataset, method, seed, estimator, data, start)
+            if vectors is not None:
+                _keep_vectors(estimator, data.test, vectors)
+            return run
     finally:
         torch.set_num_threads(threads)
-
-
-def _make(method: str, seed: int, dataset: str) -> Any:
-    from equipool import models
-
-    settings = SETTINGS.get((dataset, "*"), {}) | SETTINGS.get((dataset, method), {})
-    if method in ("paper", "ours"):
-        preset = {"paper": "paper", "ours": "default"}[method]
-        return models.EquivariantPooler.from_preset(preset, random_state=seed, **settings)
-    baselines = {
-        "naive": models.NaivePooler,
-        "mmd": models.MMDPooler,
-        "cai": models.CAIPooler,
-        "ss": models.SubsamplingPooler,
-        "rm": models.RandMatchPooler,
-    }
-    return baselines[method](random_state=seed, **settings)
 
 
 def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, start: float) -> Run:
@@ -148,13 +128,14 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
     from equipool.evaluate.metrics import delta_eq, mmd_measure
 
     train, test = data.train, data.test
-    codes = estimator.transform(train.X), train.site_labels, estimator.transform(test.X), test.site_labels
+    shown = train if data.readers is None else data.readers
+    codes = estimator.transform(shown.X), shown.site_labels, estimator.transform(test.X), test.site_labels
     adversary = paper_adversary(*codes, seed=seed)
     best = max(site_readers(*codes, seed=seed), key=lambda reading: reading.auc)
     low, high = permuted_band(*codes, seed=seed)
     said = estimator.predict(test.X)
-    tau, tau_train = estimator.tau_vector(test.X), estimator.tau_vector(train.X)
-    age_r2, age_rank = age_from(tau_train, train.C[:, 0], tau, test.C[:, 0])
+    tau, tau_shown = estimator.tau_vector(test.X), estimator.tau_vector(shown.X)
+    age_r2, age_rank = age_from(tau_shown, shown.C[:, 0], tau, test.C[:, 0])
     return Run(
         dataset=dataset,
         method=method,
@@ -209,108 +190,41 @@ def equivariance_of(estimator: Any, X: Any) -> float:
     )
 
 
-def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Say which methods are best in a column of a table of means.
-
-    An AUC is best near 0.5 and M near 0: below is chance as much as above, and M below 0 counts as 0.
-    """
-    values = means[column]
-    if COLUMNS[column][1] == "high":
-        return values == values.max()
-    if "auc" in column:
-        values = (values - 0.5).abs()
-    elif column == "mmd":
-        values = values.clip(lower=0)
-    return values == values.min()
-
-
-def _write_tables(runs: pd.DataFrame, out: Path) -> None:
-    """Write runs.csv, and the table of means with standard deviations as CSV, Markdown and LaTeX."""
-    write_whole(out / "runs.csv", runs.to_csv(index=False))
-    shown = list(COLUMNS)
-    grouped = runs.groupby(["dataset", "method"], sort=False)[
-        [*shown, "permuted_low", "permuted_high", "dropped"]
-    ]
-    means, spread = grouped.mean(), grouped.std(ddof=0)
-    write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
-    markdown, latex = [], []
-    for dataset, part in means.groupby(level="dataset", sort=False):
-        cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for column in shown:
-            bold = best_rows(part, column).to_numpy()
-            digits = 3 if "auc" in column else 2
-            cells[COLUMNS[column][0]] = [
-                f"{'**' if b else ''}{m:.{digits}f}{'**' if b else ''} ({s:.{digits}f})"
-                for m, s, b in zip(part[column], spread.loc[part.index, column], bold, strict=True)
-            ]
-        chance = runs.loc[runs.dataset == dataset, "adv_chance"].mean()
-        band = part[["permuted_low", "permuted_high"]].mean()
-        note = (
-            f"Majority site {chance:.1f} %; AUC with shuffled sites {band.iloc[0]:.3f} to {band.iloc[1]:.3f}."
-        )
-        markdown.append(f"## {dataset}\n\n{_markdown(cells)}\n\n{note}\n")
-        latex.append(_latex(str(dataset), cells))
-    write_whole(out / "table.md", "\n".join(markdown))
-    write_whole(out / "table.tex", "\n".join(latex))
-
-
-def _markdown(cells: pd.DataFrame) -> str:
-    lines = ["| method | " + " | ".join(cells.columns) + " |", "|---" * (len(cells.columns) + 1) + "|"]
-    lines += [
-        f"| {method} | " + " | ".join(row) + " |"
-        for method, row in zip(cells.index, cells.to_numpy(), strict=True)
-    ]
-    return "\n".join(lines)
-
-
-def _latex(dataset: str, cells: pd.DataFrame) -> str:
-    def cell(text: str) -> str:
-        head, tail = text.split(" ", 1)
-        return (rf"\textbf{{{head[2:-2]}}}" if head.startswith("**") else head) + " " + tail
-
-    names = [
-        str(name).replace("%", r"\%").replace("ΔEq", r"$\Delta_{Eq}$").replace("×", r"$\times$")
-        for name in map(str, cells)
-    ]
-    lines = [rf"% {dataset}", rf"\begin{{tabular}}{{l{'r' * len(names)}}}", r"\toprule"]
-    lines.append(" & ".join(["method", *names]) + r" \\ \midrule")
-    lines += [
-        " & ".join([str(m), *map(cell, row)]) + r" \\"
-        for m, row in zip(cells.index, cells.to_numpy(), strict=True)
-    ]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _settings(method: str, dataset: str) -> str:
-    """Return a fingerprint of a method's settings: a run with others is not taken for this one."""
-    from equipool import __version__
-
-    settings = repr(sorted(_make(method, 0, dataset).get_params().items())) + __version__
-    return hashlib.sha256(settings.encode()).hexdigest()[:16]
-
-
-def _run_and_write(folder: Path, dataset: str, method: str, seed: int) -> Run:
-    run = run_one(dataset, method, seed)
-    record = {"settings": _settings(method, dataset), **asdict(run)}
+def _run_and_write(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run:
+    run = run_one(dataset, method, seed, settings, vectors=folder / f"{dataset}-{method}-{seed}.npz")
+    record = {"settings": _fingerprint(dataset, method, settings), **asdict(run)}
     write_whole(_path(folder, dataset, method, seed), json.dumps(record))
     return run
+
+
+def _fingerprint(dataset: str, method: str, settings: Settings | None) -> str:
+    return fingerprint(make_method(method, 0, settings_of(dataset, method, settings)))
+
+
+def _keep_vectors(estimator: Any, people: Any, path: Path) -> None:
+    """Write τ and the age of evenly spaced people."""
+    part = people[np.linspace(0, len(people) - 1, min(len(people), VECTORS)).astype(int)]
+    content = io.BytesIO()
+    np.savez_compressed(content, tau=estimator.tau_vector(part.X).astype(np.float32), age=part.C[:, 0])
+    write_whole(path, content.getvalue())
 
 
 def _path(folder: Path, dataset: str, method: str, seed: int) -> Path:
     return folder / f"{dataset}-{method}-{seed}.json"
 
 
-def _read(folder: Path, dataset: str, method: str, seed: int) -> Run | None:
+def _read(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run | None:
     """Return an earlier run with the same settings, if there is one."""
     path = _path(folder, dataset, method, seed)
     if not path.is_file():
         return None
     record = json.loads(path.read_text())
-    return Run(**record) if record.pop("settings") == _settings(method, dataset) else None
+    same = record.pop("settings", None) == _fingerprint(dataset, method, settings)
+    return Run(**record) if same else None
 
 
-def _must_read(folder: Path, dataset: str, method: str, seed: int) -> Run:
-    run = _read(folder, dataset, method, seed)
+def _must_read(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run:
+    run = _read(folder, dataset, method, seed, settings)
     if run is None:
         raise InputError(f"The run {dataset} {method} {seed} in {folder} was changed while it was read.")
     return run

@@ -15,6 +15,8 @@ from equipool.models.adversarial import Opponent
 from equipool.models.base import PoolingEstimator, TrainingData
 from equipool.models.seeding import seeded
 from equipool.nn import (
+    EncoderKind,
+    coder,
     grouped_mmd,
     match_loss,
     mlp,
@@ -34,10 +36,12 @@ VALIDATION_ROWS = 1024
 class Autoencoder(nn.Module):
     """Encoder, decoder and predictor."""
 
-    def __init__(self, n_features: int, n_latent: int, n_outputs: int, hidden: int) -> None:
+    def __init__(
+        self, n_features: int, n_latent: int, n_outputs: int, *, encoder: EncoderKind, hidden: int
+    ) -> None:
         super().__init__()
-        self.encoder = mlp(n_features, n_latent, hidden=hidden)
-        self.decoder = mlp(n_latent, n_features, hidden=hidden)
+        self.encoder = coder(encoder, n_features, n_latent, hidden=hidden)
+        self.decoder = coder(encoder, n_latent, n_features, hidden=hidden)
         self.predictor = mlp(n_latent, n_outputs, hidden=hidden) if n_outputs else None
 
     def code(self, x: Tensor) -> Tensor:
@@ -55,8 +59,8 @@ class NaivePooler(PoolingEstimator):
 
     Parameters
     ----------
-    n_latent, hidden
-        Dimension of the code; width of the hidden layers.
+    n_latent, encoder, hidden
+        Dimension of the code; kind of encoder and decoder; width of the hidden layers.
     prediction, reconstruction
         Factors of the loss.
     invariance
@@ -76,6 +80,7 @@ class NaivePooler(PoolingEstimator):
         self,
         *,
         n_latent: int = 30,
+        encoder: EncoderKind = "mlp",
         hidden: int = 64,
         prediction: float = 1.0,
         reconstruction: float = 0.02,
@@ -91,6 +96,7 @@ class NaivePooler(PoolingEstimator):
         random_state: int | None = None,
     ) -> None:
         self.n_latent = n_latent
+        self.encoder = encoder
         self.hidden = hidden
         self.prediction = prediction
         self.reconstruction = reconstruction
@@ -142,7 +148,7 @@ class NaivePooler(PoolingEstimator):
         return network
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
-        return Autoencoder(n_features, self.n_latent, n_outputs, self.hidden)
+        return Autoencoder(n_features, self.n_latent, n_outputs, encoder=self.encoder, hidden=self.hidden)
 
     def _common_terms(self, network: Autoencoder, data: TrainingData, code: Tensor) -> dict[str, Tensor]:
         rebuilt = reconstruction_loss(data.x, network.decoder(code))

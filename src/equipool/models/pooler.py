@@ -18,7 +18,7 @@ from equipool.models.base import PoolingEstimator, TrainingData
 from equipool.models.equivariant import StageOne
 from equipool.models.invariant import Objective, StageTwo
 from equipool.models.seeding import row_noise, seed_for, seeded
-from equipool.nn import mlp, site_batches, train
+from equipool.nn import EncoderKind, mlp, site_batches, train
 from equipool.validation import Task
 from equipool.validation.inputs import parse_covariates, parse_labels
 
@@ -82,6 +82,8 @@ class EquivariantPooler(PoolingEstimator):
     ----------
     n_latent
         Dimension of the sphere and of the code.
+    encoder
+        ``"mlp"``, or ``"linear"`` encoder and decoder, which overfit less where people are few.
     hidden
         Width of the hidden layers.
     tau
@@ -130,6 +132,7 @@ class EquivariantPooler(PoolingEstimator):
         self,
         *,
         n_latent: int = 30,
+        encoder: EncoderKind = "mlp",
         hidden: int = 64,
         tau: Literal["frame", "learned"] = "frame",
         generator: Any = "spread",
@@ -157,6 +160,7 @@ class EquivariantPooler(PoolingEstimator):
         random_state: int | None = None,
     ) -> None:
         self.n_latent = n_latent
+        self.encoder = encoder
         self.hidden = hidden
         self.tau = tau
         self.generator = generator
@@ -223,7 +227,7 @@ class EquivariantPooler(PoolingEstimator):
         tau = FrameTau(action, orbit=orbit)
         if self.tau == "learned":
             tau = LearnedTau(orbit, mlp(self.n_latent, self.n_latent, hidden=self.hidden))
-        return StageOne(n_features, tau, hidden=self.hidden)
+        return StageOne(n_features, tau, encoder=self.encoder, hidden=self.hidden)
 
     def _build_stage_two(self, one: StageOne, n_outputs: int) -> StageTwo:
         return StageTwo(one.action, self.n_latent, n_outputs, hidden=self.hidden, power=self.power)

@@ -10,12 +10,14 @@ from equipool.nn.losses import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.networks import adversary_network, mlp
+from equipool.nn.networks import EncoderKind, adversary_network, coder, mlp
 from equipool.nn.training import History, site_batches, train
 
 __all__ = [
+    "EncoderKind",
     "History",
     "adversary_network",
+    "coder",
     "correlation_loss",
     "equivariance_loss",
     "equivariance_loss_cayley",

@@ -1,0 +1,105 @@
+"""The methods of the benchmark by name: the paper's seven, the steps from the paper to ours, and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from equipool.exceptions import InputError
+
+__all__ = ["ABLATION", "METHODS", "SETTINGS", "fingerprint", "make_method", "read_settings", "settings_of"]
+
+Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
+
+# From Algorithm 1 as the paper has it to ours: each step keeps those before it. The last one is ours.
+STEPS: dict[str, dict[str, Any]] = {
+    "paper+frame": {"tau": "frame", "generator": "spread"},
+    "paper+still": {"turning_planes": 1, "independence": 1.0},
+    "paper+finetune": {"finetune": True},
+    "paper+channel": {"power": 6.0},
+    "paper+adversary": {"adversary": 0.5},
+    "paper+bounded": {"bounded": True},
+}
+ABLATION = ("paper", *STEPS, "ours", "transported")
+
+# Where a dataset needs others than the defaults: dataset → method → parameters, "*" for all methods. Chosen
+# on validation splits of its training people, see docs/experiments.md.
+SETTINGS: Settings = {
+    "german": {
+        "*": {"steps": 400, "weight_decay": 5.0},
+        "ours": {"power": 10.0, "adversary": 0.2, "mmd": 1.0},
+    },
+}
+
+
+def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
+    """Return what a method is given on a dataset, beside its defaults."""
+    chosen = (SETTINGS if settings is None else settings).get(dataset, {})
+    return {**chosen.get("*", {}), **chosen.get(method, {})}
+
+
+def read_settings(path: Path) -> Settings:
+    """Read settings as :func:`equipool.evaluate.selection.select` writes them."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for dataset, methods in found.items():
+            for method, changes in methods.items():
+                if method != "*":
+                    make_method(method, 0, settings_of(dataset, method, found))
+                elif not isinstance(changes, dict):
+                    raise TypeError("not a mapping")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path} holds no settings ({error}); expected JSON such as "
+            '{"german": {"ours": {"power": 10.0}}}, as `equipool select` writes it.'
+        ) from error
+    return found
+
+
+def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
+    """Return an unfitted estimator by its name in the table."""
+    from equipool import models
+
+    baselines = {
+        "naive": models.NaivePooler,
+        "mmd": models.MMDPooler,
+        "cai": models.CAIPooler,
+        "ss": models.SubsamplingPooler,
+        "rm": models.RandMatchPooler,
+    }
+    if method in baselines:
+        return baselines[method](random_state=seed, **changes)
+    if method in ("ours", "transported"):
+        own = {"match": "transported"} if method == "transported" else {}
+        return models.EquivariantPooler(random_state=seed, **{**changes, **own})
+    if method == "paper":
+        return models.EquivariantPooler.from_preset("paper", random_state=seed, **changes)
+    if method in STEPS:
+        names = list(STEPS)
+        steps = {k: v for name in names[: names.index(method) + 1] for k, v in STEPS[name].items()}
+        return models.EquivariantPooler.from_preset("paper", random_state=seed, **{**changes, **steps})
+    raise InputError(f"There is no method {method!r}; there are {', '.join([*METHODS, *ABLATION[1:-2]])}.")
+
+
+def fingerprint(estimator: Any) -> str:
+    """Return what decides a run beside data and seed: all parameters, and the code that runs them."""
+    parameters = {k: v for k, v in estimator.get_params().items() if k != "random_state"}
+    text = repr((type(estimator).__name__, sorted(parameters.items()), _code()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the package's source below the reports: another method is another run."""
+    package = Path(__file__).parents[1]
+    folders = ("groups", "data", "nn", "models", "evaluate")
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

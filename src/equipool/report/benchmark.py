@@ -1,0 +1,118 @@
+"""Figures of the benchmark: τ as a map coloured by age, the age trend, and what less overlap costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from equipool.report.figures import COLOURS, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["benchmark_figures", "overlap_figure", "tau_figure"]
+
+MAPPED = 800  # people in a t-SNE map
+OVERLAP = "adult-overlap-"
+
+
+def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
+    """Draw what can be drawn from the runs in a folder and return the files."""
+    figures = []
+    for dataset, part in runs.groupby("dataset", sort=False):
+        methods = [m for m in ("naive", "paper", "ours") if m in set(part["method"])]
+        vectors = {m: out / "runs" / f"{dataset}-{m}-0.npz" for m in methods}
+        found = {m: dict(np.load(path)) for m, path in vectors.items() if path.is_file()}
+        if found and not str(dataset).startswith(OVERLAP):
+            ranks = part.groupby("method")["age_rank"].mean()
+            figures.append(save_figure(tau_figure(found, ranks), out / f"{dataset}-tau.png"))
+    shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
+    if len(set(shifted["dataset"])) > 1:
+        figures.append(save_figure(overlap_figure(shifted), out / "overlap.png"))
+    return figures
+
+
+def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> Figure:
+    """Draw t-SNE maps of τ coloured by age group, and below each the age that is read from τ.
+
+    The number is the rank correlation of the age read with the true one, mean of all seeds.
+    """
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+
+    figure = Figure(figsize=(4 * len(vectors), 7), layout="constrained")
+    axes = figure.subplots(2, len(vectors), squeeze=False)
+    age = next(iter(vectors.values()))["age"]
+    edges = np.unique(np.quantile(age, [0, 0.2, 0.4, 0.6, 0.8, 1]))
+    shades = _shades(len(edges) - 1)
+    for k, (method, data) in enumerate(vectors.items()):
+        group = np.clip(np.searchsorted(edges, data["age"], side="right") - 1, 0, len(edges) - 2)
+        some = np.linspace(0, len(data["age"]) - 1, min(len(data["age"]), MAPPED)).astype(int)
+        perplexity = min(30, (len(some) - 1) / 3)
+        flat = TSNE(random_state=0, perplexity=perplexity, init="pca").fit_transform(data["tau"][some])
+        for g, shade in enumerate(shades):
+            own = group[some] == g
+            label = f"{edges[g]:.0f} to {edges[g + 1]:.0f}"
+            axes[0, k].plot(*flat[own].T, ".", color=shade, markersize=4, label=label)
+        axes[0, k].set(xticks=[], yticks=[])
+        axes[0, k].set_title(f"τ of {method}, t-SNE", fontsize=10)
+        _draw_trend(axes[1, k], data, group, shades)
+        axes[1, k].set_title(f"rank correlation {ranks[method]:.2f}", fontsize=10)
+    axes[1, 0].set_ylabel("age read from τ, cross-fitted")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="age", loc="outside right upper", frameon=False, markerscale=2)
+    return figure
+
+
+def overlap_figure(runs: pd.DataFrame) -> Figure:
+    """Draw how well the site is read, M, accuracy and dropped people against the overlap of ages."""
+    from matplotlib.figure import Figure
+
+    shown = {
+        "reader_auc": "best site reader's AUC",
+        "mmd": "M × 100",
+        "acc": "accuracy, %",
+        "dropped": "people without a counterpart",
+    }
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(shown))
+    overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
+    for line, (column, title) in zip(axes, shown.items(), strict=True):
+        for k, (method, part) in enumerate(runs.groupby("method", sort=False)):
+            by = part.groupby(overlap[part.index])[column]
+            mean, low, high = by.mean(), by.min(), by.max()
+            colour = COLOURS[k % len(COLOURS)]
+            line.plot(mean.index, mean, "o-", color=colour, label=method, markersize=4)
+            line.fill_between(mean.index, low, high, color=colour, alpha=0.2, linewidth=0)
+        line.set(title=title, xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
+        line.invert_xaxis()
+        line.spines[["top", "right"]].set_visible(False)
+    axes[0].axhline(0.5, color="black", linestyle=":", linewidth=1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+def _draw_trend(axes: Any, data: dict[str, Any], group: Any, shades: list[Any]) -> None:
+    """Draw the age that a ridge regression reads from τ, on people it was not fitted on, by true age."""
+    from sklearn.linear_model import RidgeCV
+    from sklearn.model_selection import cross_val_predict
+
+    read = cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), data["tau"], data["age"], cv=5)
+    for g, shade in enumerate(shades):
+        axes.plot(data["age"][group == g], read[group == g], ".", color=shade, markersize=2, alpha=0.5)
+    order = pd.qcut(data["age"], 12, duplicates="drop")
+    means = pd.DataFrame({"age": data["age"], "read": read}).groupby(order, observed=True).mean()
+    axes.plot(means["age"], means["read"], "o-", color="black", markersize=3, linewidth=1.5)
+    low, high = data["age"].min(), data["age"].max()
+    axes.plot([low, high], [low, high], ":", color="black", linewidth=1)
+    axes.set(xlabel="age", ylim=(low, high))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shades(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](x) for x in np.linspace(0, 0.92, count)]
