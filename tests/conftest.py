@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from equipool.data import uci
+from equipool.exceptions import EquipoolError
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 # No deadline: how long a test takes is no property of the code. Examples are the same in every run.
