@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equipool.data import simulate_table as simulate_table
     from equipool.groups import CovariateAction as CovariateAction
     from equipool.models import EquivariantPooler as EquivariantPooler
+    from equipool.models import SiteHarmonizer as SiteHarmonizer
     from equipool.models import load as load
 
 # Public names and the modules that hold them: imported at first use, so that `import equipool` is instant.
@@ -21,6 +22,7 @@ _PUBLIC = {
     "CovariateAction": "equipool.groups",
     "EquivariantPooler": "equipool.models",
     "PooledDataset": "equipool.data",
+    "SiteHarmonizer": "equipool.models",
     "check": "equipool.data",
     "load": "equipool.models",
     "read_table": "equipool.data",
@@ -31,6 +33,7 @@ __all__ = [
     "CovariateAction",
     "EquivariantPooler",
     "PooledDataset",
+    "SiteHarmonizer",
     "__version__",
     "check",
     "load",

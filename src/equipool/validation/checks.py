@@ -18,16 +18,21 @@ __all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors"]
 Missing = Literal["error", "impute"]
 
 
-def check_inputs(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> Inputs:
-    """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise."""
-    raise_first_error(find_errors(inputs, missing=missing, pooled=pooled))
+def check_inputs(
+    inputs: Inputs, *, missing: Missing = "error", pooled: bool = True, one_site: bool = False
+) -> Inputs:
+    """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise.
+
+    With ``one_site`` a single site is no problem: none was given.
+    """
+    findings = find_errors(inputs, missing=missing, pooled=pooled)
+    raise_first_error(f for f in findings if not (one_site and f.code == "one-site"))
     return inputs
 
 
 def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
     """Raise the first problem that stands in the way of fitting; without a site, one site is no problem."""
-    findings = find_errors(inputs)
-    raise_first_error(f for f in findings if site_given or f.code != "one-site")
+    check_inputs(inputs, one_site=not site_given)
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:

@@ -1,0 +1,581 @@
+"""SiteHarmonizer: what table users take instead of ComBat."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from equipool.data.splits import deal
+from equipool.exceptions import EquipoolWarning, InputError
+from equipool.models.seeding import seed_for
+from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
+from equipool.validation import Inputs, Missing, check_inputs
+from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
+
+__all__ = ["SiteHarmonizer"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+UnseenSite = Literal["error", "pooled", "adapt"]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the user's covariates become numbers: categories of more than two levels are taken apart."""
+
+    names: tuple[str, ...]
+    levels: tuple[tuple[str, ...] | None, ...]
+    categories: dict[str, tuple[str, ...]]
+
+    def apart(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the frame with a 0/1 column for each level but the first of a category."""
+        columns: dict[str, Any] = {}
+        for name in frame.columns:
+            levels = self.categories.get(name)
+            if levels is None:
+                columns[name] = frame[name]
+                continue
+            labels = parse_labels(frame[name])
+            wrong = [k for k, label in enumerate(labels) if label not in levels]
+            if wrong:
+                raise InputError(
+                    f"The covariate {name!r} is {labels[wrong[0]]!r} in row {wrong[0] + 1}; at fit it was "
+                    f"one of {', '.join(levels)}."
+                )
+            columns |= {f"{name}={level}": (labels == level).astype(float) for level in levels[1:]}
+        return pd.DataFrame(columns, index=frame.index)
+
+
+class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Remove what the site did to features and keep what the people brought: the same columns and units.
+
+    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training people, ``transform`` with the same for
+    anybody, one new person too. The sites' shifts, spreads and covariances are estimated beside a smooth
+    trend in the covariates that all sites share, so differences that the covariates explain are kept, also
+    where the sites' ages do not overlap. Features that never vary, and values that many people share, such as
+    a volume of 0, pass through unchanged.
+
+    Parameters
+    ----------
+    unseen_site
+        What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
+        rows as they are; ``"adapt"``, estimate the site from the rows given, with everything else as it is.
+    reference_site
+        Bring everybody to this site instead of to the pool; its own rows stay as they are.
+    missing
+        ``"error"``, or ``"impute"``: fill missing features with what site and covariates let expect.
+    mixing
+        Weight of the pooled covariance against a site's own, in people; larger removes less of the site's and
+        keeps more of the people's. ``None``: the one under which held-out people are most likely;
+        ``numpy.inf``: covariances are left as they are, as in ComBat.
+    random_state
+        Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
+
+    Attributes
+    ----------
+    sites_
+        The sites seen at fit.
+    site_effects_
+        A frame with one row for each site and feature: its shift with an interval of 95 %, and its spread.
+    support_
+        A frame with one row for each site and covariate: how far beyond the other sites it reaches.
+    model_
+        The closed form, a :class:`SiteModel`, in standardised features.
+
+    Examples
+    --------
+    >>> import equipool as ep
+    >>> truth = ep.simulate_table(overlap=0.0)
+    >>> pool = truth.pool
+    >>> harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
+    >>> clean = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
+    >>> before, after = (abs(x - truth.clean).mean() for x in (pool.X, clean))
+    >>> bool(after < before / 3)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        unseen_site: UnseenSite = "error",
+        reference_site: str | None = None,
+        missing: Missing = "error",
+        mixing: float | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.unseen_site = unseen_site
+        self.reference_site = reference_site
+        self.missing = missing
+        self.mixing = mixing
+        self.random_state = random_state
+
+    # -- fit -----------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        site: Any = None,
+        covariates: Any = None,
+        subject: Any = None,
+        fit_on: Any = None,
+    ) -> SiteHarmonizer:
+        """Learn what the sites do.
+
+        Parameters
+        ----------
+        X
+            Features (rows, features).
+        y
+            A target whose effect must not be taken for the site's where sites differ in it: allowed for at
+            fit, never needed by ``transform``.
+        site
+            The site of each row; without it there is one, and nothing to remove.
+        covariates
+            What is to be kept: numbers such as age, and categories such as sex.
+        subject
+            Who each row is, where people were measured several times: rows of one person count as one
+            person and are never split.
+        fit_on
+            A mask of the rows to learn from, such as the controls; all rows can be transformed.
+        """
+        array = self._features(X, reset=True)
+        frame = _covariate_frame(covariates, len(array))
+        encoding = _encode(frame)
+        inputs = Inputs.from_arrays(
+            X if hasattr(X, "columns") else array,
+            site=np.zeros(len(array), dtype=int) if site is None else site,
+            covariates=None if covariates is None else encoding.apart(frame),
+            y=y,
+        )
+        rows = _mask(fit_on, len(array))
+        inputs, array = _selected(inputs, rows), array[rows]
+        self._check(inputs, site_given=site is not None)
+        self.encoding_ = Encoding(inputs.covariate_names, inputs.levels, encoding.categories)
+        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
+        design = self._design(inputs, codes.astype(np.intp), None if subject is None else _who(subject, rows))
+        self._standardise(array)
+        self.support_ = _support(inputs, self.sites_)
+        z = self._standardised(self._filled_at_fit(array, design))
+        self.model_ = fit_site_model(z, design, mixing=self.mixing)
+        self.site_effects_ = self._effects(inputs.feature_names)
+        self._learn_to_read(z, design)
+        self._warn(design)
+        return self
+
+    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+        for name, value, allowed in (
+            ("unseen_site", self.unseen_site, ("error", "pooled", "adapt")),
+            ("missing", self.missing, ("error", "impute")),
+        ):
+            if value not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
+        if self.mixing is not None and not self.mixing > 0:
+            raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
+        one_site = not site_given and len(set(inputs.site)) == 1
+        check_inputs(inputs, missing=self.missing, one_site=one_site)
+        names = sorted(set(inputs.site.astype(str)))
+        if self.reference_site is not None and str(self.reference_site) not in names:
+            raise InputError(
+                f"The reference site {self.reference_site!r} is not among the sites: {', '.join(names[:8])}."
+            )
+
+    def _design(self, inputs: Inputs, codes: IntArray, subject: NDArray[Any] | None) -> Design:
+        n_rows = len(codes)
+        person = np.arange(n_rows) if subject is None else np.unique(subject, return_inverse=True)[1]
+        first = np.unique(person, return_index=True)[1]
+        # Folds are dealt to people, by the site of their first row.
+        fold = deal([codes[first]], [], min(3, len(first)), seed_for(self._seed(), "folds"))[person]
+        return Design(
+            site=codes,
+            c=inputs.covariates,
+            extra=_target_columns(inputs),
+            weight=1 / np.bincount(person)[person].astype(np.float64),
+            fold=fold,
+            n_sites=len(self.sites_),
+        )
+
+    def _standardise(self, array: FloatArray) -> None:
+        """Learn each feature's mean and scale, and which of them and of their values are left alone."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # columns without any value
+            mean, deviation = np.nanmean(array, axis=0), np.nanstd(array, axis=0)
+        self.atoms_ = find_atoms(array)
+        share = (array == self.atoms_).mean(axis=0)
+        still = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= ATOM_WHOLE)
+        self.moved_ = ~still
+        self.feature_mean_ = np.nan_to_num(mean)
+        self.feature_scale_ = np.where(still, 1.0, deviation)
+
+    def _filled_at_fit(self, array: FloatArray, design: Design) -> FloatArray:
+        """Return the features with missing ones filled in by site and covariates, in a few rounds."""
+        empty = np.isnan(array)
+        if not empty.any():
+            return array
+        filled = np.where(empty, self.feature_mean_, array)
+        for _ in range(3):
+            z = self._standardised(filled)
+            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0)
+            guess = np.tile(self.feature_mean_, (len(array), 1))
+            expected = model.expected(design.c) + model.shift[design.site]
+            guess[:, self.moved_] = self._in_units(expected)
+            filled = np.where(empty, guess, array)
+        return filled
+
+    def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
+        model, moved = self.model_, np.array(names, dtype=object)[self.moved_]
+        scale = self.feature_scale_[self.moved_]
+        # The interval of a shrunk shift: narrower than that of the raw one, as its prior is known too.
+        narrow = model.error * np.sqrt(model.between / np.maximum(model.between + model.error**2, 1e-300))
+        return pd.DataFrame(
+            {
+                "site": np.repeat(self.sites_, len(moved)),
+                "feature": np.tile(moved, len(self.sites_)),
+                "shift": (model.shift * scale).ravel(),
+                "low": ((model.shift - 1.96 * narrow) * scale).ravel(),
+                "high": ((model.shift + 1.96 * narrow) * scale).ravel(),
+                "spread": model.spread.ravel(),
+            }
+        )
+
+    def _learn_to_read(self, z: FloatArray, design: Design) -> None:
+        """Learn to guess the covariates from features, for people who come without them."""
+        self.readers_ = np.empty((2, z.shape[1] + 1, design.c.shape[1]))
+        for k, x in enumerate((z, z - self.model_.shift[design.site])):
+            columns = np.hstack([x, np.ones((len(x), 1))]) * np.sqrt(design.weight)[:, None]
+            penalty = np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9)
+            goal = design.c * np.sqrt(design.weight)[:, None]
+            self.readers_[k] = np.linalg.solve(columns.T @ columns + np.diag(penalty), columns.T @ goal)
+
+    def _warn(self, design: Design) -> None:
+        small = [str(self.sites_[s]) for s in np.flatnonzero(self.model_.people < 3)]
+        if small and len(self.sites_) > 1:
+            warnings.warn(
+                f"{len(small)} site(s) with fewer than 3 people ({', '.join(small[:5])}): their effects are "
+                "mostly those of the pool.",
+                EquipoolWarning,
+                stacklevel=3,
+            )
+
+    # -- transform -----------------------------------------------------------------------------------------
+
+    def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
+        """Return X without what the site did, in the same columns and units; a frame for a frame.
+
+        Without ``site``, it is inferred: each row is harmonized for every site, weighted by how likely the
+        site would have measured it. Without ``covariates``, they are read from the features. Both cost precision:
+        see docs/harmonizer.md for how much.
+        """
+        check_is_fitted(self, "model_")
+        array = self._features(X)
+        model, sites = self.model_, list(self.sites_)
+        if len(sites) < 2:
+            return _like(X, array.copy())
+        labels = None if site is None else _given_sites(site, len(array))
+        x = self._filled(array, labels, covariates)
+        z = self._standardised(x)
+        codes = None if labels is None else self._codes(labels)
+        c = self._covariates(covariates, z, codes)
+        expected = model.expected(c)
+        if codes is None:
+            harmonized = self._weighted(z, expected)
+        else:
+            model, codes = self._with_new_sites(model, labels, codes, z, expected)
+            harmonized = self._harmonized(model, z, expected, codes)
+        result = x.copy()
+        result[:, self.moved_] = self._in_units(harmonized)
+        unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
+        return _like(X, np.where(unmoved, x, result))
+
+    def fit_transform(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        site: Any = None,
+        covariates: Any = None,
+        subject: Any = None,
+        fit_on: Any = None,
+    ) -> Any:
+        """Fit, and transform the same rows."""
+        self.fit(X, y, site=site, covariates=covariates, subject=subject, fit_on=fit_on)
+        return self.transform(X, site=site, covariates=covariates)
+
+    def infer_site(self, X: Any, *, covariates: Any = None) -> pd.DataFrame:
+        """Return how likely each row was measured at each site, (rows, sites)."""
+        check_is_fitted(self, "model_")
+        x = self._filled(self._features(X), None, covariates)
+        z = self._standardised(x)
+        expected = self.model_.expected(self._covariates(covariates, z, None))
+        return pd.DataFrame(self._posterior(z, expected), columns=self.sites_)
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
+        """Return the names of the columns, which stay the same."""
+        check_is_fitted(self, "model_")
+        names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            names = (
+                input_features
+                if input_features is not None
+                else [f"x{k}" for k in range(self.n_features_in_)]
+            )
+        return np.asarray(names, dtype=object)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fitted harmonizer as safetensors and JSON; :func:`equipool.load` reads it."""
+        from equipool.models.persistence import save
+
+        return save(self, folder)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "impute"
+        return tags
+
+    def _seed(self) -> int:
+        return 0 if self.random_state is None else int(self.random_state)
+
+    def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+        finite: bool | str = "allow-nan" if self.missing == "impute" else True
+        array: FloatArray = validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            ensure_all_finite=False if reset else finite,
+            ensure_min_samples=1 + reset,
+        )
+        return array
+
+    def _standardised(self, x: FloatArray) -> FloatArray:
+        moved = self.moved_
+        return (x[:, moved] - self.feature_mean_[moved]) / self.feature_scale_[moved]
+
+    def _in_units(self, z: FloatArray) -> FloatArray:
+        return z * self.feature_scale_[self.moved_] + self.feature_mean_[self.moved_]
+
+    def _codes(self, labels: NDArray[Any]) -> IntArray:
+        """Return site numbers; −1 for a site that was not seen at fit, if that is allowed."""
+        place = {str(name): k for k, name in enumerate(self.sites_)}
+        unseen = sorted({str(label) for label in labels} - set(place))
+        if unseen and self.unseen_site == "error":
+            raise InputError(
+                f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. Use "
+                'unseen_site="adapt" to estimate it from its own rows, or "pooled" to leave them as they are.'
+            )
+        return np.array([place.get(str(label), -1) for label in labels], dtype=np.intp)
+
+    def _covariates(self, covariates: Any, z: FloatArray, codes: IntArray | None) -> FloatArray:
+        names, levels = self.encoding_.names, self.encoding_.levels
+        if not names:
+            return np.empty((len(z), 0))
+        if covariates is None:
+            # A site that is unknown counts as the pool.
+            known = codes is not None
+            shift = np.vstack([self.model_.shift, np.zeros(z.shape[1])])
+            x = z - shift[codes] if codes is not None else z
+            weights = self.readers_[int(known)]
+            return x @ weights[:-1] + weights[-1]
+        frame = _covariate_frame(covariates, len(z))
+        require_columns(frame, list(self.encoding_.categories))
+        return parse_covariates(self.encoding_.apart(frame), names, levels)
+
+    def _filled(self, array: FloatArray, labels: NDArray[Any] | None, covariates: Any) -> FloatArray:
+        """Return new people's features with missing ones filled in by their site and covariates."""
+        empty = np.isnan(array)
+        if not empty.any():
+            return array
+        start = np.where(empty, self.feature_mean_, array)
+        z = self._standardised(start)
+        codes = None if labels is None else self._codes(labels)
+        expected = self.model_.expected(self._covariates(covariates, z, codes))
+        if codes is not None:
+            expected = expected + np.vstack([self.model_.shift, np.zeros(z.shape[1])])[codes]
+        guess = start.copy()
+        guess[:, self.moved_] = self._in_units(expected)
+        return np.where(empty, guess, array)
+
+    def _with_new_sites(
+        self,
+        model: SiteModel,
+        labels: NDArray[Any] | None,
+        codes: IntArray,
+        z: FloatArray,
+        expected: FloatArray,
+    ) -> tuple[SiteModel, IntArray]:
+        """Add each site that was not seen at fit, estimated from its own rows."""
+        if self.unseen_site != "adapt" or labels is None or (codes >= 0).all():
+            return model, codes
+        codes = codes.copy()
+        for name in sorted({str(label) for label in labels[codes < 0]}):
+            rows = labels == name
+            model = model.with_site(z[rows], expected[rows])
+            codes[rows] = len(model.shift) - 1
+        return model, codes
+
+    def _harmonized(
+        self, model: SiteModel, z: FloatArray, expected: FloatArray, codes: IntArray
+    ) -> FloatArray:
+        result = z.copy()
+        for s in np.unique(codes[codes >= 0]):
+            rows = codes == s
+            result[rows] = self._brought(model, model.own(z[rows], expected[rows], int(s)), expected[rows])
+        return result
+
+    def _brought(self, model: SiteModel, own: FloatArray, expected: FloatArray) -> FloatArray:
+        """Return people as the pool, or the reference site, would have measured them."""
+        if self.reference_site is None:
+            return expected + own
+        return model.measured(own, expected, self._reference())
+
+    def _weighted(self, z: FloatArray, expected: FloatArray) -> FloatArray:
+        posterior = self._posterior(z, expected)
+        result = np.zeros_like(z)
+        for s in range(len(self.sites_)):
+            own = self.model_.own(z, expected, s)
+            result += posterior[:, [s]] * self._brought(self.model_, own, expected)
+        return result
+
+    def _posterior(self, z: FloatArray, expected: FloatArray) -> FloatArray:
+        score = self.model_.log_likelihood(z, expected) + np.log(np.maximum(self.model_.people, 1e-12))
+        score = np.exp(score - score.max(axis=1, keepdims=True))
+        posterior: FloatArray = score / score.sum(axis=1, keepdims=True)
+        return posterior
+
+    def _reference(self) -> int:
+        return int(np.flatnonzero(self.sites_ == str(self.reference_site))[0])
+
+    def _left_alone(self, codes: IntArray) -> NDArray[np.bool_]:
+        """Return which rows stay as they are: unseen sites of the pool, and the reference site."""
+        alone = codes < 0
+        if self.reference_site is not None:
+            alone |= codes == self._reference()
+        return alone[:, None]
+
+
+def _encode(frame: pd.DataFrame) -> Encoding:
+    """Find the categories with more than two levels; their levels are kept in alphabetical order."""
+    categories = {}
+    for name in frame.columns:
+        column = frame[name]
+        if pd.api.types.is_numeric_dtype(column) and not isinstance(column.dtype, pd.CategoricalDtype):
+            continue
+        if pd.to_numeric(column, errors="coerce").notna().any():
+            continue  # numbers with a slip: the validator names the cell
+        labels = parse_labels(column)
+        levels = sorted({label for label in labels if label is not None})
+        if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
+            categories[str(name)] = tuple(levels)
+    return Encoding((), (), categories)
+
+
+def _covariate_frame(covariates: Any, rows: int) -> pd.DataFrame:
+    if covariates is None:
+        return pd.DataFrame(index=range(rows))
+    if isinstance(covariates, pd.DataFrame):
+        frame = covariates.reset_index(drop=True).rename(columns=str)
+    elif isinstance(covariates, pd.Series):
+        frame = covariates.reset_index(drop=True).to_frame(str(covariates.name or "c0"))
+    else:
+        array = np.asarray(covariates)
+        array = array[:, None] if array.ndim == 1 else array
+        frame = pd.DataFrame(array, columns=[f"c{k}" for k in range(array.shape[1])])
+    if len(frame) != rows:
+        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
+    return frame
+
+
+def _given_sites(site: Any, rows: int) -> NDArray[Any]:
+    labels = parse_labels(site)
+    if labels.shape != (rows,):
+        raise InputError(f"site must have one value for each of the {rows} rows. Got shape {labels.shape}.")
+    missing = [k for k, label in enumerate(labels) if label is None]
+    if missing:
+        raise InputError(
+            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out to have it inferred."
+        )
+    return labels
+
+
+def _mask(fit_on: Any, rows: int) -> NDArray[np.bool_]:
+    if fit_on is None:
+        return np.ones(rows, dtype=bool)
+    mask = np.asarray(fit_on)
+    if mask.shape != (rows,) or mask.dtype != bool:
+        raise InputError(
+            f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN'). Got "
+            f"shape {mask.shape} of {mask.dtype}."
+        )
+    if not mask.any():
+        raise InputError("fit_on selects nobody; nothing can be learned.")
+    return mask
+
+
+def _who(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
+    labels = parse_labels(subject)
+    if labels.shape != rows.shape:
+        raise InputError(f"subject must have one value for each of the {len(rows)} rows. Got {labels.shape}.")
+    if any(label is None for label in labels):
+        raise InputError("subject is empty in some rows; give each row the name of its person.")
+    return labels[rows].astype(str)
+
+
+def _selected(inputs: Inputs, rows: NDArray[np.bool_]) -> Inputs:
+    """Return the rows to learn from."""
+    from dataclasses import replace
+
+    if rows.all():
+        return inputs
+    place = np.cumsum(rows) - 1
+    cells = tuple(replace(cell, row=int(place[cell.row])) for cell in inputs.text_cells if rows[cell.row])
+    return replace(
+        inputs,
+        X=inputs.X[rows],
+        site=inputs.site[rows],
+        covariates=inputs.covariates[rows],
+        target=None if inputs.target is None else inputs.target[rows],
+        text_cells=cells,
+    )
+
+
+def _target_columns(inputs: Inputs) -> FloatArray:
+    """Return the target as centred columns of a regression, to be allowed for."""
+    if inputs.target is None:
+        return np.empty((inputs.n_rows, 0))
+    if inputs.task == "number":
+        columns = np.asarray(inputs.target, dtype=np.float64)[:, None]
+    else:
+        levels = sorted(set(inputs.target))
+        columns = np.column_stack([(inputs.target == level).astype(np.float64) for level in levels[1:]])
+    deviation = columns.std(axis=0)
+    return (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+
+
+def _support(inputs: Inputs, sites: NDArray[Any]) -> pd.DataFrame:
+    """Say for each site and covariate how many of its people lie beyond all others, and how far."""
+    rows = []
+    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
+        for site in sites:
+            own, others = values[inputs.site == site], values[inputs.site != site]
+            low, high = (others.min(), others.max()) if len(others) else (-np.inf, np.inf)
+            beyond = np.maximum(np.maximum(low - own, own - high), 0.0)
+            rows.append((site, name, own.min(), own.max(), (beyond > 0).mean(), beyond.max()))
+    return pd.DataFrame(rows, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
+
+
+def _like(X: Any, values: FloatArray) -> Any:
+    """Return a frame for a frame, an array for anything else."""
+    if isinstance(X, pd.DataFrame):
+        return pd.DataFrame(values, index=X.index, columns=X.columns)
+    return values

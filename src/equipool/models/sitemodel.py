@@ -1,0 +1,471 @@
+"""The closed form of :class:`SiteHarmonizer`: a trend that all sites share, and what each site does to it.
+
+A feature is trend(covariates) + shift of the site + what is the person's own, stretched and mixed by the
+site. The trend and the shifts come from one penalised regression, the stretch from the residuals' spread, the
+mixing from their covariance, each shrunk towards the pool as far as few people demand. It is linear
+algebra: exact, deterministic, and made of sums over people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Design", "SiteModel", "Trend", "fit_site_model", "fit_trend"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+
+SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
+ATOM_KEPT, ATOM_WHOLE = 0.05, 0.5  # shares of people with one and the same value, see find_atoms
+CURVATURES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+PARSIMONY = 1.002  # the straightest trend whose held-out error is within this factor of the best
+MIXINGS = (10.0, 30.0, 100.0, 200.0, 400.0, 1000.0, 3000.0, 10000.0)
+MARGIN = 0.015  # of the best held-out cost, for the mixing
+WIDEST_MIXING = 2000  # features; beyond, covariances are left as they are
+
+
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """Natural cubic splines of numbers, straight beyond the outer knots; 0/1 columns as they are.
+
+    Attributes
+    ----------
+    knots
+        (K, 5), equal where a covariate has too few values to bend.
+    mean, scale, slope
+        Of all basis columns, (q,): centred at the training people; bends are freed of their straight part,
+        slope · line, and scaled.
+    """
+
+    knots: FloatArray
+    mean: FloatArray
+    scale: FloatArray
+    slope: FloatArray
+
+    @property
+    def bends(self) -> NDArray[np.bool_]:
+        """Which basis columns bend; the first K are the covariates themselves."""
+        return np.arange(len(self.mean)) >= len(self.knots)
+
+    def __call__(self, c: FloatArray) -> FloatArray:
+        """Return the basis at covariates (rows, K)."""
+        raw = _spline_columns(c, self.knots)
+        lines = (raw[:, : len(self.knots)] - self.mean[: len(self.knots)]) / self.scale[: len(self.knots)]
+        bends = raw[:, len(self.knots) :] - self.mean[len(self.knots) :]
+        owner = _owners(self.knots)
+        bends = bends - self.slope * lines[:, owner] if bends.shape[1] else bends
+        return np.hstack([lines, bends / self.scale[len(self.knots) :]])
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """Who stands where: site numbers, covariates, what else to allow for, weights and folds of people."""
+
+    site: IntArray
+    c: FloatArray
+    extra: FloatArray
+    weight: FloatArray
+    fold: IntArray
+    n_sites: int
+
+    def rows(self, keep: NDArray[np.bool_]) -> Design:
+        """Select rows."""
+        return Design(
+            self.site[keep], self.c[keep], self.extra[keep], self.weight[keep], self.fold[keep], self.n_sites
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SiteModel:
+    """What was learned of the sites, in standardised features.
+
+    Attributes
+    ----------
+    trend, coefficients, centre
+        The part that all sites share, trend(c) @ coefficients + centre.
+    shift, error, spread, people
+        (sites, p): each site's shift, its standard error before shrinkage, its spread relative to the pool;
+        (sites,): its people.
+    between
+        (p,): variance of the true shifts between sites.
+    root
+        (p, p) and its inverse: square roots of the pooled residual covariance; empty without mixing.
+    vectors, values, start
+        Each site's directions of other variance in whitened residuals, (r, p), their variances (r,), and
+        where a site's begin (sites + 1,).
+    mixing
+        People's worth of the pooled covariance that a site's own is mixed with; infinite: no mixing.
+    curvature
+        The penalty on bends of the trend.
+    """
+
+    trend: Trend
+    coefficients: FloatArray
+    centre: FloatArray
+    shift: FloatArray
+    error: FloatArray
+    spread: FloatArray
+    people: FloatArray
+    between: FloatArray
+    residual: FloatArray
+    root: FloatArray
+    unroot: FloatArray
+    vectors: FloatArray
+    values: FloatArray
+    start: IntArray
+    mixing: float
+    curvature: float
+
+    def expected(self, c: FloatArray) -> FloatArray:
+        """Return the trend at covariates (rows, K)."""
+        return self.centre + self.trend(c) @ self.coefficients
+
+    def own(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+        """Return what is the person's own in rows of one site: residuals as the pool has them."""
+        r = (z - expected - self.shift[site]) / self.spread[site]
+        return self._turn(r, site, -0.5)
+
+    def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+        """Return what a site would have measured of people: the inverse of :meth:`own`."""
+        return expected + self.shift[site] + self._turn(own, site, 0.5) * self.spread[site]
+
+    def log_likelihood(self, z: FloatArray, expected: FloatArray) -> FloatArray:
+        """Return how likely each site would have measured each row, (rows, sites), up to a constant."""
+        result = np.empty((len(z), len(self.shift)))
+        for s in range(len(self.shift)):
+            r = (z - expected - self.shift[s]) / self.spread[s]
+            white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
+            squares, determinant = _gaussian(white, *self._directions(s), rest=self._rest(s))
+            result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
+        return result
+
+    def with_site(self, z: FloatArray, expected: FloatArray) -> SiteModel:
+        """Return a model with one more site, estimated from its own rows with everything else as it is."""
+        r = z - expected
+        n = float(len(r))
+        error2 = self.residual / n
+        shift = r.mean(axis=0) * self.between / np.maximum(self.between + error2, 1e-300)
+        squares = (r - r.mean(axis=0)).T ** 2
+        own = (squares.sum(axis=1) + SPREAD_PEOPLE * self.residual) / (max(n - 1, 0) + SPREAD_PEOPLE)
+        spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
+        vectors, values = np.empty((0, z.shape[1])), np.empty(0)
+        if self.root.size and n > 2:
+            vectors, values = _directions(
+                ((r - r.mean(axis=0)) / spread) @ self.unroot, np.ones(len(r)), n, self.mixing
+            )
+        return replace(
+            self,
+            shift=np.vstack([self.shift, shift]),
+            error=np.vstack([self.error, np.sqrt(error2)]),
+            spread=np.vstack([self.spread, spread]),
+            people=np.append(self.people, n if len(values) else 0.0),
+            vectors=np.vstack([self.vectors, vectors]),
+            values=np.append(self.values, values),
+            start=np.append(self.start, self.start[-1] + len(values)),
+        )
+
+    def _directions(self, site: int) -> tuple[FloatArray, FloatArray]:
+        part = slice(self.start[site], self.start[site + 1])
+        return self.vectors[part], self.values[part]
+
+    def _rest(self, site: int) -> float:
+        """Variance in the directions in which a site has nobody."""
+        n = self.people[site] if self.start[site + 1] > self.start[site] else 0.0
+        return float(self.mixing / (n + self.mixing)) if np.isfinite(self.mixing) else 1.0
+
+    def _turn(self, r: FloatArray, site: int, power: float) -> FloatArray:
+        """Multiply residuals by a power of the site's covariance relative to the pool's."""
+        vectors, values = self._directions(site)
+        rest = self._rest(site)
+        if not len(values):
+            return r
+        white = r @ self.unroot
+        turned = rest**power * white + ((white @ vectors.T) * (values**power - rest**power)) @ vectors
+        return turned @ self.root
+
+
+def fit_trend(c: FloatArray, weight: FloatArray) -> Trend:
+    """Place knots and learn how to centre and scale the basis."""
+    knots = np.empty((c.shape[1], 5))
+    for k, column in enumerate(c.T):
+        places = np.quantile(column, [0.05, 0.275, 0.5, 0.725, 0.95])
+        bends = len(np.unique(column)) >= 10 and (np.diff(places) > 1e-6 * np.ptp(column)).all()
+        knots[k] = places if bends else places[2]
+    raw = _spline_columns(c, knots)
+    n_lines = c.shape[1]
+    mean = np.average(raw, axis=0, weights=weight) if raw.shape[1] else np.empty(0)
+    centred = raw - mean
+    scale = np.sqrt(np.average(centred**2, axis=0, weights=weight)) if raw.shape[1] else np.empty(0)
+    lines = centred[:, :n_lines] / np.where(scale[:n_lines] > 0, scale[:n_lines], 1)
+    owner = _owners(knots)
+    bends_ = centred[:, n_lines:]
+    slope = (weight @ (bends_ * lines[:, owner])) / weight.sum() if bends_.shape[1] else np.empty(0)
+    left = bends_ - slope * lines[:, owner] if bends_.shape[1] else bends_
+    if left.shape[1]:
+        scale[n_lines:] = np.sqrt(np.average(left**2, axis=0, weights=weight))
+    return Trend(knots, mean, np.where(scale > 0, scale, 1.0), slope)
+
+
+def fit_site_model(
+    z: FloatArray,
+    design: Design,
+    *,
+    mixing: float | None = None,
+    curvature: float | None = None,
+) -> SiteModel:
+    """Fit the closed form to standardised features; ``None``: shrinkage chosen on held-out people.
+
+    The trend is the straightest whose held-out squared error is hardly above the best; the mixing the one
+    under which held-out residuals are most likely.
+    """
+    trend = fit_trend(design.c, design.weight)
+    basis = np.hstack([trend(design.c), design.extra])
+    bends = np.append(trend.bends, np.zeros(design.extra.shape[1], dtype=bool))
+    if curvature is None:
+        curvature = _choose_curvature(z, design, basis, bends)
+    solution, inverse = _regress(z, design, basis, bends, curvature)
+    shift, beta = solution[: design.n_sites], solution[design.n_sites :]
+    residuals = z - shift[design.site] - basis @ beta
+    people = _people(design)
+    variance = np.average(residuals**2, axis=0, weights=design.weight)
+    free = max(people.sum() - len(solution), 1.0)
+    error = np.sqrt(np.outer(np.diag(inverse)[: design.n_sites], variance * people.sum() / free))
+    centre = people @ shift / people.sum()
+    between, shift = _shrink_shifts(shift - centre, error)
+    spread = _spreads(residuals, design, people, variance)
+    residuals = residuals / spread[design.site]
+    model = SiteModel(
+        trend=trend,
+        coefficients=beta[: len(trend.mean)],
+        centre=centre,
+        shift=shift,
+        error=error,
+        spread=spread,
+        people=people,
+        between=between,
+        residual=np.average(residuals**2, axis=0, weights=design.weight),
+        root=np.empty((0, 0)),
+        unroot=np.empty((0, 0)),
+        vectors=np.empty((0, z.shape[1])),
+        values=np.empty(0),
+        start=np.zeros(design.n_sites + 1, dtype=np.intp),
+        mixing=np.inf,
+        curvature=curvature,
+    )
+    return _with_mixing(model, residuals, design, mixing)
+
+
+def find_atoms(x: FloatArray) -> FloatArray:
+    """Return for each feature the value that many people share, NaN where there is none.
+
+    Such a value (no lesion, volume 0) says "nothing here", not a measurement: moved by its site's shift it
+    would become a different number at each site, from which anybody could tell the site. It is kept.
+    """
+    atoms = np.full(x.shape[1], np.nan)
+    ordered = np.sort(x, axis=0)
+    length = max(int(np.ceil(ATOM_KEPT * len(x))), 3)
+    if len(x) < length:
+        return atoms
+    # A value with a share of people fills a run of the sorted column, so its ends are equal.
+    runs = ordered[length - 1 :] == ordered[: len(ordered) - length + 1]
+    for k in np.flatnonzero(runs.any(axis=0)):
+        values, counts = np.unique(ordered[:, k], return_counts=True)
+        atoms[k] = values[counts.argmax()]
+    return atoms
+
+
+def _with_mixing(model: SiteModel, residuals: FloatArray, design: Design, mixing: float | None) -> SiteModel:
+    """Add the sites' covariances, relative to the pooled one."""
+    n_sites, p = model.shift.shape
+    if n_sites < 2 or p < 2 or p > WIDEST_MIXING or mixing == np.inf:
+        return model
+    root, unroot = _roots(residuals, design.weight)
+    white = residuals @ unroot
+    if mixing is None:
+        mixing = _choose_mixing(white, design)
+    if not np.isfinite(mixing):
+        return model
+    vectors, values = [], []
+    for s, (rows, weight) in enumerate(_by_site(design)):
+        v, d = _directions(white[rows], weight, model.people[s], mixing)
+        vectors.append(v)
+        values.append(d)
+    return replace(
+        model,
+        root=root,
+        unroot=unroot,
+        vectors=np.vstack(vectors),
+        values=np.concatenate(values),
+        start=np.concatenate([[0], np.cumsum([len(d) for d in values])]).astype(np.intp),
+        mixing=float(mixing),
+    )
+
+
+def _roots(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the square root and its inverse of the residuals' covariance, shrunk to its diagonal."""
+    from sklearn.covariance import ledoit_wolf_shrinkage
+
+    spread = np.sqrt(np.maximum(np.average(residuals**2, axis=0, weights=weight), 1e-12))
+    scaled = residuals / spread
+    alpha = max(float(ledoit_wolf_shrinkage(scaled, assume_centered=True)), 0.02)
+    correlation = (scaled * weight[:, None]).T @ scaled / weight.sum()
+    correlation = (1 - alpha) * correlation + alpha * np.eye(len(spread))
+    values, vectors = np.linalg.eigh(correlation)
+    values = np.maximum(values, 1e-6)
+    # Not symmetric in the features' own units, but each is the other's inverse, which is all that is needed.
+    root = (vectors * np.sqrt(values)) @ vectors.T * spread
+    unroot = ((vectors / np.sqrt(values)) @ vectors.T) / spread[:, None]
+    return root, unroot
+
+
+def _directions(
+    white: FloatArray, weight: FloatArray, people: float, mixing: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return a site's principal directions in whitened residuals and their shrunk variances."""
+    _, singular, vectors = np.linalg.svd(white * np.sqrt(weight)[:, None], full_matrices=False)
+    own = singular**2 / max(people, 1e-12)
+    share = people / (people + mixing)
+    kept = singular > 1e-10 * max(singular.max(initial=0.0), 1e-300)
+    return vectors[kept], share * own[kept] + (1 - share)
+
+
+def _choose_mixing(white: FloatArray, design: Design) -> float:
+    """Return the least weight of the pool that costs held-out people next to nothing.
+
+    The cost is ‖Σ_s(k) − Σ_held‖², up to a constant, summed over sites: the least k within a margin of the
+    best removes as much of the site as the people at hand can bear (docs/experiments.md).
+    """
+    total = np.zeros(len(MIXINGS) + 1)
+    for fold in range(int(design.fold.max()) + 1):
+        fit, held = design.fold != fold, design.fold == fold
+        for s in range(design.n_sites):
+            rows, test = fit & (design.site == s), held & (design.site == s)
+            people = design.weight[rows].sum()
+            if not test.any() or people < 2:
+                continue
+            vectors, raw = _directions(white[rows], design.weight[rows], people, 0.0)
+            along = (white[test] @ vectors.T) ** 2
+            apart = np.maximum((white[test] ** 2).sum(axis=1) - along.sum(axis=1), 0.0)
+            for k, mixing in enumerate((*MIXINGS, np.inf)):
+                share = people / (people + mixing)
+                values, rest = share * raw + (1 - share), max(1 - share, 1e-12)
+                ours = along @ values + apart * rest
+                size = (values**2).sum() + (white.shape[1] - len(values)) * rest**2
+                total[k] += design.weight[test] @ (size - 2 * ours)
+    best = total.min()
+    return next(
+        k for k, cost in zip((*MIXINGS, np.inf), total, strict=True) if cost <= best + MARGIN * abs(best)
+    )
+
+
+def _gaussian(
+    white: FloatArray, vectors: FloatArray, values: FloatArray, *, rest: float
+) -> tuple[FloatArray, float]:
+    """Return squared lengths under a covariance of few directions, and its log determinant."""
+    along = (white @ vectors.T) ** 2
+    apart = np.maximum((white**2).sum(axis=1) - along.sum(axis=1), 0.0)
+    determinant = np.log(values).sum() + (white.shape[1] - len(values)) * np.log(rest)
+    return along @ (1 / values) + apart / rest, float(determinant)
+
+
+def _regress(
+    z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_], curvature: float
+) -> tuple[FloatArray, FloatArray]:
+    """Return the coefficients of sites and basis by penalised least squares, and the inverse."""
+    w, n_sites = design.weight, design.n_sites
+    people = _people(design)
+    weighted = basis * w[:, None]
+    cross = _sums(weighted, design.site, n_sites)
+    penalty = np.where(bends, curvature, 1e-9) * w.sum()
+    normal = np.block(
+        [
+            [np.diag(np.maximum(people, 1e-9)), cross],
+            [cross.T, basis.T @ weighted + np.diag(penalty)],
+        ]
+    )
+    right = np.vstack([_sums(z * w[:, None], design.site, n_sites), weighted.T @ z])
+    inverse = np.linalg.inv(normal)
+    return inverse @ right, inverse
+
+
+def _choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> float:
+    """Return the largest penalty whose held-out squared error is hardly above the best."""
+    if not bends.any() or int(design.fold.max()) < 1:
+        return CURVATURES[-1]
+    total = np.zeros(len(CURVATURES))
+    for fold in range(int(design.fold.max()) + 1):
+        fit, held = design.fold != fold, design.fold == fold
+        seen = np.isin(design.site, np.unique(design.site[fit]))
+        held &= seen
+        part = design.rows(fit)
+        for k, curvature in enumerate(CURVATURES):
+            solution, _ = _regress(z[fit], part, basis[fit], bends, curvature)
+            missed = z[held] - solution[design.site[held]] - basis[held] @ solution[design.n_sites :]
+            total[k] += float((design.weight[held] @ missed**2).sum())
+    return max(c for c, cost in zip(CURVATURES, total, strict=True) if cost <= PARSIMONY * total.min())
+
+
+def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the variance of true shifts and the shifts shrunk by how uncertain they are."""
+    if len(shift) < 2:
+        return np.zeros(shift.shape[1]), np.zeros_like(shift)
+    # DerSimonian and Laird's estimate, as for a meta-analysis of sites.
+    weight = 1 / np.maximum(error**2, 1e-12)
+    total = weight.sum(axis=0)
+    spread = (weight * (shift - (weight * shift).sum(axis=0) / total) ** 2).sum(axis=0)
+    between = np.maximum(spread - (len(shift) - 1), 0) / (total - (weight**2).sum(axis=0) / total)
+    return between, shift * between / np.maximum(between + error**2, 1e-12)
+
+
+def _spreads(residuals: FloatArray, design: Design, people: FloatArray, variance: FloatArray) -> FloatArray:
+    """Return each site's spread relative to the pool, shrunk towards 1."""
+    squares = _sums(residuals**2 * design.weight[:, None], design.site, design.n_sites)
+    own = (squares + SPREAD_PEOPLE * variance) / (people[:, None] + SPREAD_PEOPLE)
+    still = variance <= 1e-18
+    return np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, variance)))
+
+
+def _people(design: Design) -> FloatArray:
+    """Return how many people, not rows, each site has."""
+    return np.bincount(design.site, weights=design.weight, minlength=design.n_sites).astype(np.float64)
+
+
+def _sums(values: FloatArray, site: IntArray, n_sites: int) -> FloatArray:
+    """Add rows up by site."""
+    result = np.zeros((n_sites, values.shape[1]))
+    order = np.argsort(site, kind="stable")
+    present, first = np.unique(site[order], return_index=True)
+    if len(present):
+        result[present] = np.add.reduceat(values[order], first, axis=0)
+    return result
+
+
+def _by_site(design: Design) -> Iterator[tuple[IntArray, FloatArray]]:
+    for s in range(design.n_sites):
+        rows = np.flatnonzero(design.site == s)
+        yield rows, design.weight[rows]
+
+
+def _owners(knots: FloatArray) -> IntArray:
+    """Return the covariate that each bending column belongs to."""
+    bending = [k for k, places in enumerate(knots) if places[0] < places[-1]]
+    return np.repeat(np.array(bending, dtype=np.intp), knots.shape[1] - 2)
+
+
+def _spline_columns(c: FloatArray, knots: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """Return the covariates and their natural cubic splines, straight beyond the outer knots."""
+    columns = [c]
+    for k, places in enumerate(knots):
+        if places[0] == places[-1]:
+            continue
+        # In units of the knots' span, or cubes would dwarf everything.
+        x = (c[:, k] - places[0]) / (places[-1] - places[0])
+        t = (places - places[0]) / (places[-1] - places[0])
+        cubes = [np.maximum(x - knot, 0) ** 3 for knot in t]
+        d = [(cube - cubes[-1]) / (t[-1] - knot) for cube, knot in zip(cubes[:-1], t[:-1], strict=True)]
+        columns += [(dk - d[-1])[:, None] for dk in d[:-1]]
+    return np.hstack(columns)
