@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from equipool import __version__
 from equipool.exceptions import EquipoolError
@@ -86,28 +87,7 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
     )
     check.add_argument("table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file")
-    check.add_argument("--site", required=True, metavar="COLUMN", help="the scanner, centre or group")
-    check.add_argument(
-        "--covariate",
-        dest="covariates",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="COLUMN",
-        help="what people differ in, such as age; may be repeated",
-    )
-    check.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
-    check.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
-    check.add_argument(
-        "--features",
-        nargs="+",
-        metavar="COLUMN",
-        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
-    )
-    check.add_argument(
-        "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
-    )
-    check.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+    _add_roles(check, site_required=True)
     check.add_argument(
         "--missing",
         choices=("error", "impute"),
@@ -117,6 +97,39 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
     check.set_defaults(command=_check)
+
+
+def _add_roles(command: argparse.ArgumentParser, *, site_required: bool) -> None:
+    """Add what a table's columns are."""
+    command.add_argument(
+        "--site", required=site_required, metavar="COLUMN", help="the scanner, centre or group"
+    )
+    command.add_argument(
+        "--covariate",
+        dest="covariates",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN",
+        help="what people differ in, such as age; may be repeated",
+    )
+    command.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
+    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    command.add_argument(
+        "--features",
+        nargs="+",
+        metavar="COLUMN",
+        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
+    )
+    command.add_argument(
+        "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
+    )
+    command.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+
+
+def _roles(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("covariates", "target", "id", "features", "ignore", "task")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -139,7 +152,13 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "datasets",
         nargs="+",
         metavar="DATASET",
-        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift",
+        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; or "
+        "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
+        "simulated-OVERLAP",
+    )
+    _add_roles(benchmark, site_required=False)
+    benchmark.add_argument(
+        "--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)"
     )
     benchmark.add_argument(
         "--methods",
@@ -190,6 +209,8 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     from equipool.evaluate.methods import ABLATION, METHODS, read_settings
     from equipool.report.benchmark import benchmark_figures
 
+    if arguments.datasets[0] == "harmonizers":
+        return _benchmark_harmonizers(arguments)
     for name in arguments.datasets:
         require_dataset(name)  # before any folder is made
     groups = {"all": METHODS, "ablation": ABLATION}
@@ -207,6 +228,26 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     print((arguments.out / "table.md").read_text(encoding="utf-8"))
     print(f"Runs: {arguments.out / 'runs.csv'}\nTable: {arguments.out / 'table.md'}")
     print("Figures: " + ", ".join(str(path) for path in figures))
+    return FINE
+
+
+def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
+    from equipool.evaluate.harmonizers import HARMONIZERS, read_pool, run_harmonizers
+    from equipool.report.benchmark import frontier_figure
+    from equipool.report.figures import save_figure
+
+    if len(arguments.datasets) < 2:
+        raise EquipoolError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
+    pools = dict(
+        read_pool(table, site=arguments.site, **_roles(arguments)) for table in arguments.datasets[1:]
+    )
+    methods = HARMONIZERS if arguments.methods == ["all"] else tuple(arguments.methods)
+    folds = run_harmonizers(
+        pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
+    )
+    figure = save_figure(frontier_figure(folds), arguments.out / "frontier.png")
+    print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))
+    print(f"Folds: {arguments.out / 'folds.csv'}\nFigure: {figure}")
     return FINE
 
 
@@ -253,13 +294,8 @@ def _check(arguments: argparse.Namespace) -> int:
     report = check(
         arguments.table,
         site=arguments.site,
-        covariates=arguments.covariates,
-        target=arguments.target,
-        id=arguments.id,
-        features=arguments.features,
-        ignore=arguments.ignore,
-        task=arguments.task,
         missing=arguments.missing,
+        **_roles(arguments),
     )
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
     if arguments.figure:

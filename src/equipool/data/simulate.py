@@ -34,13 +34,17 @@ class SimulatedTable:
     clean
         The same people's features without any site effect.
     shift, scale
-        The sites' effects (sites, features): feature = mean + shift + scale · (clean − mean).
+        The sites' effects (sites, features): feature = mean + shift + scale · (clean − mean), where sites do
+        not mix or bend features.
+    affected
+        (features,): which of them the disease changes.
     """
 
     pool: PooledDataset
     clean: FloatArray
     shift: FloatArray
     scale: FloatArray
+    affected: NDArray[np.bool_]
 
 
 def simulate_table(
@@ -51,6 +55,10 @@ def simulate_table(
     overlap: float = 0.0,
     ages: tuple[float, float] = (20.0, 90.0),
     patients: float = 0.35,
+    disease: float = 0.08,
+    noise: float = 0.03,
+    mixing: float = 0.0,
+    bending: float = 0.0,
     random_state: int = 0,
 ) -> SimulatedTable:
     """Simulate regional volumes from several scanners with a dial for the overlap of ages.
@@ -65,8 +73,12 @@ def simulate_table(
         From 0, where the sites' ages do not overlap at all, to 1, where all cover the whole range.
     ages
         The whole range.
-    patients
-        Share of people with the disease.
+    patients, disease, noise
+        Share of people with the disease; the share of an affected region that it takes; what differs between
+        people and regions for no reason.
+    mixing, bending
+        How much sites mix what is a person's own between features, and bend it (as a gamma would): 0 for
+        none, 0.3 for a lot.
     random_state
         The same number gives the same table.
 
@@ -87,12 +99,14 @@ def simulate_table(
     age = _ages(rng, site, len(sites), overlap, ages)
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
-    clean = mean * (1 + _anatomy(rng, age, ages, sick, features))
+    deviation, affected = _anatomy(rng, age, ages, sick, features, disease, noise)
+    clean = mean * (1 + deviation)
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
+    seen = _seen(rng, clean - mean, site, len(sites), mixing, bending)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
-        pd.DataFrame(mean + shift[site] + scale[site] * (clean - mean), columns=names),
+        pd.DataFrame(mean + shift[site] + scale[site] * seen, columns=names),
         site=np.array(sites)[site],
         covariates=age,
         covariate_names=["age"],
@@ -103,7 +117,7 @@ def simulate_table(
     # The pool numbers sites by name; give the truth in that order.
     order = np.argsort(np.array(sites))
     named = replace(pool, target_name="dx")
-    return SimulatedTable(named, clean, shift[order], scale[order])
+    return SimulatedTable(named, clean, shift[order], scale[order], affected)
 
 
 def _ages(
@@ -123,13 +137,40 @@ def _anatomy(
     ages: tuple[float, float],
     sick: NDArray[np.bool_],
     features: int,
-) -> FloatArray:
-    """Return relative deviations from the mean volume: age, disease, the person, and noise."""
+    effect: float,
+    noise: float,
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return relative deviations from the mean volume, and which features the disease changes."""
     years = (age - ages[0]) / (ages[1] - ages[0])
     loss = rng.uniform(0.05, 0.3, features) * np.sign(rng.random(features) - 0.15)
     ageing = -np.outer(years + 0.8 * years**2, loss) / 1.8
-    disease = -0.08 * np.outer(sick, rng.random(features) < 0.4)
+    affected = rng.random(features) < 0.4
+    disease = -effect * np.outer(sick, affected)
     person = 0.06 * rng.standard_normal((len(age), 3)) @ rng.standard_normal((3, features)) / np.sqrt(3)
-    noise = 0.03 * rng.standard_normal((len(age), features))
-    deviation: FloatArray = ageing + disease + person + noise
-    return deviation
+    chance = noise * rng.standard_normal((len(age), features))
+    deviation: FloatArray = ageing + disease + person + chance
+    return deviation, affected
+
+
+def _seen(
+    rng: np.random.Generator,
+    own: FloatArray,
+    site: NDArray[np.intp],
+    n_sites: int,
+    mixing: float,
+    bending: float,
+) -> FloatArray:
+    """Return what sites see of deviations: mixed between features and bent, differently at each."""
+    if not mixing and not bending:
+        return own
+    seen = np.empty_like(own)
+    spread = own.std(axis=0)
+    for s in range(n_sites):
+        part = own[site == s] / spread
+        width = part.shape[1]
+        part = part @ (np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width))
+        bend = bending * rng.standard_normal(width)
+        # Monotone for bends that are not extreme: a quadratic whose slope stays positive within 2 deviations.
+        bent = part + np.clip(bend, -0.24, 0.24) * (np.clip(part, -2, 2) ** 2 - 1)
+        seen[site == s] = bent * spread
+    return seen

@@ -272,8 +272,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Return X without what the site did, in the same columns and units; a frame for a frame.
 
         Without ``site``, it is inferred: each row is harmonized for every site, weighted by how likely the
-        site would have measured it. Without ``covariates``, they are read from the features. Both cost precision:
-        see docs/harmonizer.md for how much.
+        site would have measured it. Without ``covariates``, they are read from the features. Both cost
+        precision: docs/harmonizer.md says how much.
         """
         check_is_fitted(self, "model_")
         array = self._features(X)

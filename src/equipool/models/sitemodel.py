@@ -101,6 +101,9 @@ class SiteModel:
         People's worth of the pooled covariance that a site's own is mixed with; infinite: no mixing.
     curvature
         The penalty on bends of the trend.
+    gain
+        Whether sites stretch the trend with the people, as a scanner's gain does: feature = spread · (trend +
+        shift + own); otherwise feature = trend + shift + spread · own, as in ComBat.
     """
 
     trend: Trend
@@ -119,6 +122,7 @@ class SiteModel:
     start: IntArray
     mixing: float
     curvature: float
+    gain: bool
 
     def expected(self, c: FloatArray) -> FloatArray:
         """Return the trend at covariates (rows, K)."""
@@ -126,18 +130,20 @@ class SiteModel:
 
     def own(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what is the person's own in rows of one site: residuals as the pool has them."""
-        r = (z - expected - self.shift[site]) / self.spread[site]
-        return self._turn(r, site, -0.5)
+        return self._turn(self._residual(z, expected, site), site, -0.5)
 
     def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
-        return expected + self.shift[site] + self._turn(own, site, 0.5) * self.spread[site]
+        own = self._turn(own, site, 0.5)
+        if self.gain:
+            return (expected + self.shift[site] + own) * self.spread[site]
+        return expected + self.shift[site] + own * self.spread[site]
 
     def log_likelihood(self, z: FloatArray, expected: FloatArray) -> FloatArray:
         """Return how likely each site would have measured each row, (rows, sites), up to a constant."""
         result = np.empty((len(z), len(self.shift)))
         for s in range(len(self.shift)):
-            r = (z - expected - self.shift[s]) / self.spread[s]
+            r = self._residual(z, expected, s)
             white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
             squares, determinant = _gaussian(white, *self._directions(s), rest=self._rest(s))
             result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
@@ -145,18 +151,19 @@ class SiteModel:
 
     def with_site(self, z: FloatArray, expected: FloatArray) -> SiteModel:
         """Return a model with one more site, estimated from its own rows with everything else as it is."""
-        r = z - expected
-        n = float(len(r))
+        n, spread = float(len(z)), np.ones(z.shape[1])
+        for _ in range(3 if self.gain else 1):
+            r = z / spread - expected if self.gain else z - expected
+            left = (r - r.mean(axis=0)) * (spread if self.gain else 1.0)
+            own = ((left**2).sum(axis=0) + SPREAD_PEOPLE * self.residual) / (max(n - 1, 0) + SPREAD_PEOPLE)
+            spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
+        r = z / spread - expected if self.gain else z - expected
         error2 = self.residual / n
         shift = r.mean(axis=0) * self.between / np.maximum(self.between + error2, 1e-300)
-        squares = (r - r.mean(axis=0)).T ** 2
-        own = (squares.sum(axis=1) + SPREAD_PEOPLE * self.residual) / (max(n - 1, 0) + SPREAD_PEOPLE)
-        spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
         vectors, values = np.empty((0, z.shape[1])), np.empty(0)
         if self.root.size and n > 2:
-            vectors, values = _directions(
-                ((r - r.mean(axis=0)) / spread) @ self.unroot, np.ones(len(r)), n, self.mixing
-            )
+            white = ((r - r.mean(axis=0)) / (1.0 if self.gain else spread)) @ self.unroot
+            vectors, values = _directions(white, np.ones(len(r)), n, self.mixing)
         return replace(
             self,
             shift=np.vstack([self.shift, shift]),
@@ -167,6 +174,12 @@ class SiteModel:
             values=np.append(self.values, values),
             start=np.append(self.start, self.start[-1] + len(values)),
         )
+
+    def _residual(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+        """Return what is left of a row beside trend and shift, in the pool's spread."""
+        if self.gain:
+            return z / self.spread[site] - expected - self.shift[site]
+        return (z - expected - self.shift[site]) / self.spread[site]
 
     def _directions(self, site: int) -> tuple[FloatArray, FloatArray]:
         part = slice(self.start[site], self.start[site + 1])
@@ -216,38 +229,38 @@ def fit_site_model(
     *,
     mixing: float | None = None,
     curvature: float | None = None,
+    gain: bool | None = None,
 ) -> SiteModel:
     """Fit the closed form to standardised features; ``None``: shrinkage chosen on held-out people.
 
-    The trend is the straightest whose held-out squared error is hardly above the best; the mixing the one
-    under which held-out residuals are most likely.
+    The trend is the straightest whose held-out squared error is hardly above the best; whether sites stretch
+    it is what makes held-out people more likely; the mixing is the strongest that they can bear.
     """
     trend = fit_trend(design.c, design.weight)
     basis = np.hstack([trend(design.c), design.extra])
     bends = np.append(trend.bends, np.zeros(design.extra.shape[1], dtype=bool))
     if curvature is None:
         curvature = _choose_curvature(z, design, basis, bends)
-    solution, inverse = _regress(z, design, basis, bends, curvature)
-    shift, beta = solution[: design.n_sites], solution[design.n_sites :]
-    residuals = z - shift[design.site] - basis @ beta
+    if gain is None:
+        gain = _choose_gain(z, design, basis, bends, curvature)
+    fitted = _fit_mean(z, design, basis, bends, curvature, gain=gain)
     people = _people(design)
-    variance = np.average(residuals**2, axis=0, weights=design.weight)
-    free = max(people.sum() - len(solution), 1.0)
-    error = np.sqrt(np.outer(np.diag(inverse)[: design.n_sites], variance * people.sum() / free))
+    shift = fitted.solution[: design.n_sites]
+    free = max(people.sum() - len(fitted.solution), 1.0)
+    error = np.sqrt(np.outer(np.diag(fitted.inverse)[: design.n_sites], fitted.noise * people.sum() / free))
     centre = people @ shift / people.sum()
     between, shift = _shrink_shifts(shift - centre, error)
-    spread = _spreads(residuals, design, people, variance)
-    residuals = residuals / spread[design.site]
+    residuals = fitted.residuals
     model = SiteModel(
         trend=trend,
-        coefficients=beta[: len(trend.mean)],
+        coefficients=fitted.solution[design.n_sites :][: len(trend.mean)],
         centre=centre,
         shift=shift,
         error=error,
-        spread=spread,
+        spread=fitted.spread,
         people=people,
         between=between,
-        residual=np.average(residuals**2, axis=0, weights=design.weight),
+        residual=fitted.variance,
         root=np.empty((0, 0)),
         unroot=np.empty((0, 0)),
         vectors=np.empty((0, z.shape[1])),
@@ -255,8 +268,67 @@ def fit_site_model(
         start=np.zeros(design.n_sites + 1, dtype=np.intp),
         mixing=np.inf,
         curvature=curvature,
+        gain=gain,
     )
     return _with_mixing(model, residuals, design, mixing)
+
+
+@dataclass(frozen=True, eq=False)
+class _Mean:
+    """A regression on sites and trend with the sites' spreads; residuals are in the pool's spread."""
+
+    solution: FloatArray
+    inverse: FloatArray
+    spread: FloatArray
+    residuals: FloatArray
+    variance: FloatArray
+    noise: FloatArray
+
+
+def _fit_mean(
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    bends: NDArray[np.bool_],
+    curvature: float,
+    *,
+    gain: bool,
+) -> _Mean:
+    """Fit shifts, trend and spreads; with a gain in turns, since a spread then stretches the trend too."""
+    people, spread = _people(design), np.ones((design.n_sites, z.shape[1]))
+    for _ in range(4 if gain else 1):
+        y = z / spread[design.site] if gain else z
+        solution, inverse = _regress(y, design, basis, bends, curvature)
+        residuals = y - solution[design.site] - basis @ solution[design.n_sites :]
+        seen = residuals * spread[design.site] if gain else residuals
+        spread = _spreads(seen, design, people)
+    noise = np.average(residuals**2, axis=0, weights=design.weight)
+    residuals = seen / spread[design.site]
+    variance = np.average(residuals**2, axis=0, weights=design.weight)
+    return _Mean(solution, inverse, spread, residuals, variance, noise)
+
+
+def _choose_gain(
+    z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_], curvature: float
+) -> bool:
+    """Say whether held-out people are likelier if sites stretch the trend with the people."""
+    if design.n_sites < 2 or not basis.shape[1] or int(design.fold.max()) < 1:
+        return False
+    cost = {True: 0.0, False: 0.0}
+    for fold in range(int(design.fold.max()) + 1):
+        fit = design.fold != fold
+        held = (design.fold == fold) & np.isin(design.site, np.unique(design.site[fit]))
+        site, weight = design.site[held], design.weight[held]
+        for gain in cost:
+            mean = _fit_mean(z[fit], design.rows(fit), basis[fit], bends, curvature, gain=gain)
+            spread = mean.spread[site]
+            told = mean.solution[site] + basis[held] @ mean.solution[design.n_sites :]
+            missed = z[held] / spread - told if gain else (z[held] - told) / spread
+            variance = np.maximum(mean.variance, 1e-12)
+            cost[gain] += float(
+                (weight @ (missed**2 / variance + 2 * np.log(spread) + np.log(variance))).sum()
+            )
+    return cost[True] < cost[False]
 
 
 def find_atoms(x: FloatArray) -> FloatArray:
@@ -421,12 +493,15 @@ def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, Fl
     return between, shift * between / np.maximum(between + error**2, 1e-12)
 
 
-def _spreads(residuals: FloatArray, design: Design, people: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return each site's spread relative to the pool, shrunk towards 1."""
+def _spreads(residuals: FloatArray, design: Design, people: FloatArray) -> FloatArray:
+    """Return each site's spread relative to the pool, shrunk towards 1; their mean over people is 1."""
+    variance = np.average(residuals**2, axis=0, weights=design.weight)
     squares = _sums(residuals**2 * design.weight[:, None], design.site, design.n_sites)
     own = (squares + SPREAD_PEOPLE * variance) / (people[:, None] + SPREAD_PEOPLE)
     still = variance <= 1e-18
-    return np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, variance)))
+    spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, variance)))
+    result: FloatArray = spread / (people @ spread / people.sum())
+    return result
 
 
 def _people(design: Design) -> FloatArray:

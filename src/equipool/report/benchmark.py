@@ -13,7 +13,7 @@ from equipool.report.figures import COLOURS, save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["benchmark_figures", "overlap_figure", "tau_figure"]
+__all__ = ["benchmark_figures", "frontier_figure", "overlap_figure", "tau_figure"]
 
 MAPPED = 800  # people in a t-SNE map
 OVERLAP = "adult-overlap-"
@@ -91,6 +91,37 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
         line.invert_xaxis()
         line.spines[["top", "right"]].set_visible(False)
     axes[0].axhline(0.5, color="black", linestyle=":", linewidth=1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+def frontier_figure(folds: pd.DataFrame) -> Figure:
+    """Draw harmonizers between site and biology: the better, the further to the upper left."""
+    from matplotlib.figure import Figure
+
+    tables = list(dict.fromkeys(folds["table"]))
+    figure = Figure(figsize=(4 * len(tables) + 1, 3.8), layout="constrained")
+    axes = figure.subplots(1, len(tables), squeeze=False)[0]
+    for line, table in zip(axes, tables, strict=True):
+        part = folds[folds["table"] == table]
+        repeats = part.groupby(["method", "repeat"], sort=False)[["adv", "lso"]].mean()
+        for k, (method, points) in enumerate(repeats.groupby(level="method", sort=False)):
+            x, y = points["adv"], points["lso"]
+            mark = "*" if method == "ours" else "o"
+            line.errorbar(
+                [x.mean()],
+                [y.mean()],
+                xerr=[[x.mean() - x.min()], [x.max() - x.mean()]],
+                yerr=[[y.mean() - y.min()], [y.max() - y.mean()]],
+                fmt=mark,
+                color=COLOURS[k % len(COLOURS)],
+                markersize=12 if method == "ours" else 7,
+                label=str(method),
+            )
+        line.axvline(part["adv_age"].mean(), color="black", linestyle=":", linewidth=1)
+        line.set(title=table, xlabel="site is read (balanced accuracy)")
+        line.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("age on sites left out, R²")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 

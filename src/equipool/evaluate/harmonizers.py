@@ -1,0 +1,278 @@
+"""Harmonizers compared on held-out people: how far the site can still be read, and what is left of biology.
+
+Folds are stratified by site; a harmonizer is fitted on train and applied to test. Then, on its output:
+
+- ``adv``: balanced accuracy of the best of three site readers, given the covariates too; ``adv_age`` is the
+  same readers' given the covariates alone, which no harmonizer that keeps age can go below;
+- ``age``: R² of a ridge regression of the first covariate; ``lso`` the same on sites left out of it;
+- ``auc``: area under the ROC curve of a logistic regression of the target, where that has two classes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.data import PooledDataset, simulate_table
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+from equipool.validation import Roles
+
+__all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
+
+FloatArray = NDArray[np.float64]
+
+SIMULATED = ("GE", "Philips", "Siemens", "Canon")
+HARMONIZERS = ("raw", "combat-nocov", "combat", "combat-gam", "covbat", "covbat-gam", "ours")
+SHOWN = {
+    "adv": "adv",
+    "adv_age": "adv, covariates alone",
+    "age": "age R²",
+    "lso": "lso R²",
+    "auc": "AUC",
+    "seconds": "s",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One fold of one harmonizer on one table."""
+
+    table: str
+    method: str
+    repeat: int
+    fold: int
+    adv: float
+    adv_age: float
+    age: float
+    lso: float
+    auc: float
+    broken: float
+    seconds: float
+
+
+def run_harmonizers(
+    pools: dict[str, PooledDataset],
+    out: Path,
+    *,
+    methods: Sequence[str] = HARMONIZERS,
+    repeats: int = 3,
+    jobs: int | None = None,
+) -> pd.DataFrame:
+    """Score every harmonizer on every table; write ``folds.csv``, ``harmonizers.csv``, ``harmonizers.md``."""
+    from joblib import Parallel, delayed
+
+    for method in methods:
+        make_harmonizer(method)
+    for name, pool in pools.items():
+        if not pool.covariates or pool.X is None:
+            raise InputError(f"{name} needs features and a covariate to keep; name it with --covariate.")
+    out.mkdir(parents=True, exist_ok=True)
+    tasks = [
+        (name, method, repeat, fold)
+        for name in pools
+        for repeat in range(repeats)
+        for fold in range(5)
+        for method in methods
+    ]
+    start, scores = time.perf_counter(), []
+    parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator_unordered")
+    for score in parallel(delayed(score_fold)(pools[task[0]], *task) for task in tasks):
+        scores.append(score)
+        if len(scores) % 10 == 0 or len(scores) == len(tasks):
+            left = (time.perf_counter() - start) / len(scores) * (len(tasks) - len(scores))
+            print(f"[{len(scores)}/{len(tasks)}] about {left / 60:.0f} min left", file=sys.stderr, flush=True)
+    place = {task: k for k, task in enumerate(tasks)}
+    scores.sort(key=lambda s: place[s.table, s.method, s.repeat, s.fold])
+    frame = pd.DataFrame([asdict(score) for score in scores])
+    _write(frame, out)
+    return frame
+
+
+def read_pool(
+    table: str, *, site: str | None, least: int = 10, **roles: Unpack[Roles]
+) -> tuple[str, PooledDataset]:
+    """Return a table for scoring by its path, or a simulated one by the name ``simulated-OVERLAP``.
+
+    Sites with fewer than ``least`` people are left out: nobody could judge them in five folds.
+    """
+    if table.startswith("simulated-"):
+        try:
+            overlap = float(table.removeprefix("simulated-"))
+        except ValueError:
+            raise InputError(
+                f"{table!r} is no simulated table; write simulated-0.5 for half overlap."
+            ) from None
+        truth = simulate_table(
+            sites=SIMULATED,
+            people=120,
+            features=24,
+            overlap=overlap,
+            disease=0.04,
+            noise=0.12,
+            mixing=0.3,
+            bending=0.1,
+        )
+        return table, truth.pool
+    if site is None:
+        raise InputError("Name the column that tells sites apart with --site.")
+    pool = PooledDataset.read(table, site=site, **roles)
+    people = np.bincount(pool.site, minlength=len(pool.sites))
+    kept = pool[people[pool.site] >= least]
+    if len(np.unique(kept.site)) < 2:
+        raise InputError(f"{table} has fewer than two sites with {least} people; nothing can be compared.")
+    return Path(table).stem, kept
+
+
+def make_harmonizer(method: str) -> Any:
+    """Return an unfitted harmonizer by its name in the table."""
+    from equipool.models.harmonizer import SiteHarmonizer
+    from equipool.models.peers import PEERS, ComBatPeer, Raw
+
+    if method == "raw":
+        return Raw()
+    if method == "ours":
+        return SiteHarmonizer(random_state=0)
+    if method in PEERS:
+        return ComBatPeer(method)
+    raise InputError(f"There is no harmonizer {method!r}; there are {', '.join(HARMONIZERS)}.")
+
+
+def score_fold(pool: PooledDataset, table: str, method: str, repeat: int, fold: int) -> Score:
+    """Fit on four fifths of every site and judge on the last."""
+    from threadpoolctl import threadpool_limits
+
+    train, test = pool.folds(5, stratify="site", random_state=repeat)[fold]
+    site, c = pool.site_labels, pool.C
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # readers' remarks on convergence, peers' on small sites
+        harmonizer = make_harmonizer(method)
+        start = time.process_time()
+        harmonizer.fit(pool.features[train], site=site[train], covariates=c[train])
+        a, b = (
+            harmonizer.transform(pool.features[rows], site=site[rows], covariates=c[rows])
+            for rows in (train, test)
+        )
+        seconds = time.process_time() - start
+        broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
+        a, b = np.nan_to_num(a), np.nan_to_num(b)
+        return Score(
+            table=table,
+            method=method,
+            repeat=repeat,
+            fold=fold,
+            adv=_adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
+            adv_age=_adversary(c[train], site[train], c[test], site[test]),
+            age=_r2(a, c[train, 0], b, c[test, 0]),
+            lso=_left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
+            auc=_auc(pool, train, test, a, b),
+            broken=broken,
+            seconds=seconds,
+        )
+
+
+def site_readers() -> Iterator[Any]:
+    """Return three readers of the site: logistic regression, boosted trees, a perceptron."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    yield make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=300, class_weight="balanced"))
+    yield HistGradientBoostingClassifier(
+        max_iter=40, max_leaf_nodes=15, class_weight="balanced", random_state=0
+    )
+    perceptron = MLPClassifier((64, 64), max_iter=60, early_stopping=True, random_state=0)
+    yield make_pipeline(StandardScaler(), perceptron)
+
+
+def _adversary(train: FloatArray, site: Any, test: FloatArray, test_site: Any) -> float:
+    from sklearn.metrics import balanced_accuracy_score
+
+    site, test_site = site.astype(str), test_site.astype(str)
+    return max(
+        float(balanced_accuracy_score(test_site, reader.fit(train, site).predict(test)))
+        for reader in site_readers()
+    )
+
+
+def _r2(train: FloatArray, age: FloatArray, test: FloatArray, test_age: FloatArray) -> float:
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(test_age, _ridge().fit(train, age).predict(test)))
+
+
+def _left_out(
+    train: FloatArray, age: FloatArray, site: Any, test: FloatArray, test_age: FloatArray, test_site: Any
+) -> float:
+    """Return R² of the age of people whose site was left out of the age regression."""
+    from sklearn.metrics import r2_score
+
+    read, true = [], []
+    for name in np.unique(site.astype(str)):
+        others, own = site != name, test_site == name
+        if own.any():
+            read.append(_ridge().fit(train[others], age[others]).predict(test[own]))
+            true.append(test_age[own])
+    return float(r2_score(np.concatenate(true), np.concatenate(read)))
+
+
+def _auc(pool: PooledDataset, train: Any, test: Any, a: FloatArray, b: FloatArray) -> float:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if pool.y is None or pool.task != "class" or len(np.unique(pool.y.astype(str))) != 2:
+        return float("nan")
+    y = pool.y.astype(str) == np.unique(pool.y.astype(str))[1]
+    if y[test].all() or not y[test].any():
+        return float("nan")
+    reader = make_pipeline(StandardScaler(), LogisticRegression(C=0.05, max_iter=300))
+    return float(roc_auc_score(y[test], reader.fit(a, y[train]).decision_function(b)))
+
+
+def _ridge() -> Any:
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 4, 9)))
+
+
+def _write(frame: pd.DataFrame, out: Path) -> None:
+    """Write folds and the table: mean of all folds, and the standard deviation over repeats."""
+    write_whole(out / "folds.csv", frame.to_csv(index=False))
+    by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
+    grouped = by_repeat.groupby(["table", "method"], sort=False)
+    mean, spread = grouped.mean(), grouped.std(ddof=0)
+    write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
+    lines = []
+    for table, part in mean.groupby(level="table", sort=False):
+        lines += [
+            f"## {table}",
+            "",
+            "| method | " + " | ".join(SHOWN.values()) + " |",
+            "|---" * (len(SHOWN) + 1) + "|",
+        ]
+        around = spread.loc[part.index]
+        for k, method in enumerate(part.index.get_level_values("method")):
+            row, deviation = part.iloc[k], around.iloc[k]
+            cells = [
+                f"{row[name]:.2f}" if name == "seconds" else f"{row[name]:.3f} ({deviation[name]:.3f})"
+                for name in SHOWN
+            ]
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
+        lines.append("")
+    write_whole(out / "harmonizers.md", "\n".join(lines))
