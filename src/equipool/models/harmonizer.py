@@ -149,6 +149,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             A mask of the rows to learn from, such as the controls; all rows can be transformed.
         """
         array = self._features(X, reset=True)
+        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = _covariate_frame(covariates, len(array))
         encoding = _encode(frame)
         inputs = Inputs.from_arrays(
@@ -234,15 +235,20 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
         model, moved = self.model_, np.array(names, dtype=object)[self.moved_]
         scale = self.feature_scale_[self.moved_]
-        # The interval of a shrunk shift: narrower than that of the raw one, as its prior is known too.
-        narrow = model.error * np.sqrt(model.between / np.maximum(model.between + model.error**2, 1e-300))
+        # The error before shrinkage: an interval that leans on a prior of three sites would be too narrow.
+        shift, error = model.shift, model.error
+        if model.gain:
+            # What the site shows of people with the pool's mean covariates, beside the mean of all sites.
+            shift = model.spread * (model.centre + model.shift)
+            shift = shift - model.people @ shift / model.people.sum()
+            error = error * model.spread
         return pd.DataFrame(
             {
                 "site": np.repeat(self.sites_, len(moved)),
                 "feature": np.tile(moved, len(self.sites_)),
-                "shift": (model.shift * scale).ravel(),
-                "low": ((model.shift - 1.96 * narrow) * scale).ravel(),
-                "high": ((model.shift + 1.96 * narrow) * scale).ravel(),
+                "shift": (shift * scale).ravel(),
+                "low": ((shift - 1.96 * error) * scale).ravel(),
+                "high": ((shift + 1.96 * error) * scale).ravel(),
                 "spread": model.spread.ravel(),
             }
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.utils.validation import check_is_fitted
 
@@ -20,29 +21,36 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
+from equipool.models.harmonizer import Encoding, SiteHarmonizer
+from equipool.models.sitemodel import SiteModel, Trend
 
 __all__ = ["SCHEMA", "load", "save"]
 
 SCHEMA = 1
 ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
+HARMONIZER_ARRAYS = ("feature_mean_", "feature_scale_", "moved_", "atoms_", "readers_")
+MODEL_ARRAYS = tuple(
+    field.name for field in fields(SiteModel) if field.name not in ("trend", "mixing", "curvature", "gain")
+)
+FRAMES = ("site_effects_", "support_")
 
 
 def save(estimator: Any, folder: str | Path) -> Path:
     """Write a fitted estimator into a folder; a folder that holds anything but a model is refused."""
     from safetensors.torch import save as to_bytes
 
-    check_is_fitted(estimator, "network_")
+    check_is_fitted(estimator)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
         raise InputError(f"{folder} holds other files; give a new folder for the model.")
-    numbers = {f"network.{k}": v.contiguous().clone() for k, v in estimator.network_.state_dict().items()}
-    numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
-    if hasattr(estimator, "affine_"):
-        numbers |= {f"affine.{k}": v.contiguous() for k, v in vars(estimator.affine_).items()}
+    if isinstance(estimator, SiteHarmonizer):
+        facts, numbers = _harmonizer_state(estimator)
+    else:
+        facts, numbers = _pooler_state(estimator)
     content = to_bytes(numbers)
-    facts = _facts(estimator) | {"sha256": hashlib.sha256(content).hexdigest()}
+    facts = _common_facts(estimator) | facts | {"sha256": hashlib.sha256(content).hexdigest()}
     folder.mkdir(parents=True, exist_ok=True)
     # The JSON names the numbers by their hash, so a model is whole or is refused.
     write_whole(folder / "model.safetensors", content)
@@ -70,18 +78,18 @@ def load(folder: str | Path) -> Any:
     if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
         raise InputError(f"{folder} is damaged: model.safetensors is not the file that model.json names.")
     try:
-        return _rebuild(facts, from_bytes(content))
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        rebuild = _rebuild_harmonizer if facts["estimator"] == "SiteHarmonizer" else _rebuild
+        return rebuild(facts, from_bytes(content))
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise InputError(f"{folder} is damaged: {type(error).__name__} while it was rebuilt.") from error
 
 
-def _facts(estimator: Any) -> dict[str, Any]:
+def _common_facts(estimator: Any) -> dict[str, Any]:
     from equipool import __version__
 
     settings = estimator.get_params()
     settings = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in settings.items()}
     names = getattr(estimator, "feature_names_in_", None)
-    classes = getattr(estimator, "classes_", None)
     return {
         "schema": SCHEMA,
         "equipool": __version__,
@@ -90,12 +98,72 @@ def _facts(estimator: Any) -> dict[str, Any]:
         "n_features": int(estimator.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
         "sites": [str(site) for site in estimator.sites_],
+    }
+
+
+def _pooler_state(estimator: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    numbers = {f"network.{k}": v.contiguous().clone() for k, v in estimator.network_.state_dict().items()}
+    numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
+    if hasattr(estimator, "affine_"):
+        numbers |= {f"affine.{k}": v.contiguous() for k, v in vars(estimator.affine_).items()}
+    return _facts(estimator), numbers
+
+
+def _facts(estimator: Any) -> dict[str, Any]:
+    classes = getattr(estimator, "classes_", None)
+    return {
         "covariates": [asdict(covariate) for covariate in estimator.covariates_],
         "task": estimator.task_,
         "classes": None if classes is None else {"dtype": classes.dtype.str, "values": classes.tolist()},
         "target_scale": getattr(estimator, "target_scale_", None),
         "seed": estimator._seed,
     }
+
+
+def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    model, encoding = estimator.model_, estimator.encoding_
+    arrays = {f"model.{name}": getattr(model, name) for name in MODEL_ARRAYS}
+    arrays |= {f"trend.{name}": value for name, value in vars(model.trend).items()}
+    arrays |= {name: getattr(estimator, name) for name in HARMONIZER_ARRAYS}
+    numbers = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
+    frames = {name: json.loads(getattr(estimator, name).to_json(orient="split")) for name in FRAMES}
+    facts = {
+        # JSON has no infinity.
+        "mixing": model.mixing if np.isfinite(model.mixing) else None,
+        "curvature": model.curvature,
+        "gain": bool(model.gain),
+        "encoding": {"names": encoding.names, "levels": encoding.levels, "categories": encoding.categories},
+        "frames": frames,
+    }
+    return facts, numbers
+
+
+def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> SiteHarmonizer:
+    estimator = SiteHarmonizer(**facts["settings"])
+    estimator.n_features_in_ = facts["n_features"]
+    if facts["feature_names"] is not None:
+        estimator.feature_names_in_ = np.array(facts["feature_names"], dtype=object)
+    estimator.sites_ = np.array(facts["sites"])
+    arrays = {name: value.numpy() for name, value in numbers.items()}
+    for name in HARMONIZER_ARRAYS:
+        setattr(estimator, name, arrays[name])
+    trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
+    estimator.model_ = SiteModel(
+        trend=trend,
+        mixing=np.inf if facts["mixing"] is None else facts["mixing"],
+        curvature=facts["curvature"],
+        gain=facts["gain"],
+        **{name: arrays[f"model.{name}"] for name in MODEL_ARRAYS},
+    )
+    known = facts["encoding"]
+    estimator.encoding_ = Encoding(
+        tuple(known["names"]),
+        tuple(levels and tuple(levels) for levels in known["levels"]),
+        {name: tuple(levels) for name, levels in known["categories"].items()},
+    )
+    for name in FRAMES:
+        setattr(estimator, name, pd.DataFrame(**facts["frames"][name]))
+    return estimator
 
 
 def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:

@@ -20,6 +20,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
+PRIOR_SITES = 4.0  # sites' worth of all features' mean variance of shifts that a feature's own is mixed with
 ATOM_KEPT, ATOM_WHOLE = 0.05, 0.5  # shares of people with one and the same value, see find_atoms
 CURVATURES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 PARSIMONY = 1.002  # the straightest trend whose held-out error is within this factor of the best
@@ -490,6 +491,8 @@ def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, Fl
     total = weight.sum(axis=0)
     spread = (weight * (shift - (weight * shift).sum(axis=0) / total) ** 2).sum(axis=0)
     between = np.maximum(spread - (len(shift) - 1), 0) / (total - (weight**2).sum(axis=0) / total)
+    # Few sites tell little about one feature; all features together tell more.
+    between = (len(shift) * between + PRIOR_SITES * between.mean()) / (len(shift) + PRIOR_SITES)
     return between, shift * between / np.maximum(between + error**2, 1e-12)
 
 
