@@ -78,22 +78,14 @@ def run_harmonizers(
         if not pool.covariates or pool.X is None:
             raise InputError(f"{name} needs features and a covariate to keep; name it with --covariate.")
     out.mkdir(parents=True, exist_ok=True)
-    tasks = [
-        (name, method, repeat, fold)
-        for name in pools
-        for repeat in range(repeats)
-        for fold in range(5)
-        for method in methods
-    ]
+    tasks = [(name, repeat, fold) for name in pools for repeat in range(repeats) for fold in range(5)]
     start, scores = time.perf_counter(), []
-    parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator_unordered")
-    for score in parallel(delayed(score_fold)(pools[task[0]], *task) for task in tasks):
-        scores.append(score)
-        if len(scores) % 10 == 0 or len(scores) == len(tasks):
-            left = (time.perf_counter() - start) / len(scores) * (len(tasks) - len(scores))
-            print(f"[{len(scores)}/{len(tasks)}] about {left / 60:.0f} min left", file=sys.stderr, flush=True)
-    place = {task: k for k, task in enumerate(tasks)}
-    scores.sort(key=lambda s: place[s.table, s.method, s.repeat, s.fold])
+    parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator")
+    runs = parallel(delayed(score_fold)(pools[task[0]], *task, methods) for task in tasks)
+    for done, found in enumerate(runs, start=1):
+        scores += found
+        left = (time.perf_counter() - start) / done * (len(tasks) - done)
+        print(f"[{done}/{len(tasks)}] folds; about {left / 60:.0f} min left", file=sys.stderr, flush=True)
     frame = pd.DataFrame([asdict(score) for score in scores])
     _write(frame, out)
     return frame
@@ -148,37 +140,47 @@ def make_harmonizer(method: str) -> Any:
     raise InputError(f"There is no harmonizer {method!r}; there are {', '.join(HARMONIZERS)}.")
 
 
-def score_fold(pool: PooledDataset, table: str, method: str, repeat: int, fold: int) -> Score:
+def score_fold(
+    pool: PooledDataset, table: str, repeat: int, fold: int, methods: Sequence[str]
+) -> list[Score]:
     """Fit on four fifths of every site and judge on the last."""
     from threadpoolctl import threadpool_limits
 
     train, test = pool.folds(5, stratify="site", random_state=repeat)[fold]
     site, c = pool.site_labels, pool.C
+    scores = []
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # readers' remarks on convergence, peers' on small sites
-        harmonizer = make_harmonizer(method)
-        start = time.process_time()
-        harmonizer.fit(pool.features[train], site=site[train], covariates=c[train])
-        a, b = (
-            harmonizer.transform(pool.features[rows], site=site[rows], covariates=c[rows])
-            for rows in (train, test)
-        )
-        seconds = time.process_time() - start
-        broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
-        a, b = np.nan_to_num(a), np.nan_to_num(b)
-        return Score(
-            table=table,
-            method=method,
-            repeat=repeat,
-            fold=fold,
-            adv=_adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
-            adv_age=_adversary(c[train], site[train], c[test], site[test]),
-            age=_r2(a, c[train, 0], b, c[test, 0]),
-            lso=_left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
-            auc=_auc(pool, train, test, a, b),
-            broken=broken,
-            seconds=seconds,
-        )
+        alone = _adversary(c[train], site[train], c[test], site[test])
+        for method in methods:
+            start = time.process_time()
+            a, b = _applied(make_harmonizer(method), pool, train, test)
+            seconds = time.process_time() - start
+            broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
+            a, b = np.nan_to_num(a), np.nan_to_num(b)
+            score = Score(
+                table=table,
+                method=method,
+                repeat=repeat,
+                fold=fold,
+                adv=_adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
+                adv_age=alone,
+                age=_r2(a, c[train, 0], b, c[test, 0]),
+                lso=_left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
+                auc=_auc(pool, train, test, a, b),
+                broken=broken,
+                seconds=seconds,
+            )
+            scores.append(score)
+    return scores
+
+
+def _applied(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> tuple[FloatArray, FloatArray]:
+    """Fit on train and return both parts harmonized."""
+    x, site, c = pool.features, pool.site_labels, pool.C
+    harmonizer.fit(x[train], site=site[train], covariates=c[train])
+    a, b = (harmonizer.transform(x[rows], site=site[rows], covariates=c[rows]) for rows in (train, test))
+    return np.asarray(a), np.asarray(b)
 
 
 def site_readers() -> Iterator[Any]:
