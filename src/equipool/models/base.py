@@ -17,7 +17,7 @@ from equipool.data import Covariate
 from equipool.data.splits import systematic
 from equipool.exceptions import InputError
 from equipool.models.seeding import seed_for
-from equipool.validation import Inputs, Task, check_for_fit
+from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
 __all__ = ["PoolingEstimator", "TrainingData"]
 
@@ -159,6 +159,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # -- inside --------------------------------------------------------------------------------------------
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+        refuse_text(X)
         array: FloatArray = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )

@@ -17,7 +17,7 @@ from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
-from equipool.validation import Inputs, Missing, check_inputs
+from equipool.validation import Inputs, Missing, check_inputs, refuse_text
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
 
 __all__ = ["SiteHarmonizer"]
@@ -353,6 +353,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return 0 if self.random_state is None else int(self.random_state)
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+        refuse_text(X)
         finite: bool | str = "allow-nan" if self.missing == "impute" else True
         array: FloatArray = validate_data(
             self,

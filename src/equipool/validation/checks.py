@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.exceptions import InputError
 from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
 from equipool.validation.inputs import Inputs
 
-__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors"]
+__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors", "refuse_text"]
 
 Missing = Literal["error", "impute"]
 
@@ -33,6 +34,14 @@ def check_inputs(
 def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
     """Raise the first problem that stands in the way of fitting; without a site, one site is no problem."""
     check_inputs(inputs, one_site=not site_given)
+
+
+def refuse_text(X: Any) -> None:
+    """Raise an error that names the cell where a data frame of features has text among its numbers."""
+    if not hasattr(X, "columns") or all(pd.api.types.is_numeric_dtype(dtype) for dtype in X.dtypes):
+        return
+    inputs = Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))
+    raise_first_error(f for f in find_errors(inputs, pooled=False) if f.code == "text-in-numbers")
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:

@@ -1,0 +1,88 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipool as ep
+from equipool.cli import main
+from equipool.evaluate import harmonizers
+from equipool.exceptions import InputError
+
+ROOT = Path(__file__).parents[2]
+needs_peers = pytest.mark.skipif(
+    importlib.util.find_spec("combatlearn") is None, reason="the extra 'peers' (combatlearn) is not installed"
+)
+
+
+def test_the_site_goes_and_the_age_stays(tmp_path):
+    pools = {"sim": ep.simulate_table(overlap=1.0, people=60, noise=0.1).pool}
+    folds = harmonizers.run_harmonizers(pools, tmp_path, methods=["raw", "ours"], repeats=1, jobs=1)
+    assert len(folds) == 10
+    raw, ours = (folds[folds["method"] == m].mean(numeric_only=True) for m in ("raw", "ours"))
+    assert raw["adv"] > 0.9
+    assert ours["adv"] < ours["adv_age"] + 0.15
+    assert ours["age"] > raw["age"] - 0.02
+    assert ours["lso"] > raw["lso"]
+    assert ours["broken"] == 0
+    assert "| ours |" in (tmp_path / "harmonizers.md").read_text()
+    assert len(pd.read_csv(tmp_path / "folds.csv")) == 10
+
+
+@needs_peers
+@pytest.mark.parametrize("method", ["combat", "combat-gam", "covbat"])
+def test_peers_are_fitted_on_train_and_applied_to_others(method):
+    pool = ep.simulate_table(overlap=1.0, people=60).pool
+    peer = harmonizers.make_harmonizer(method)
+    train = np.arange(len(pool)) % 3 > 0
+    peer.fit(pool.X[train], site=pool.site_labels[train], covariates=pool.C[train])
+    found = peer.transform(pool.X[~train], site=pool.site_labels[~train], covariates=pool.C[~train])
+    means = [
+        abs(np.diff([x[pool.site[~train] == s].mean() for s in range(3)])).max()
+        for x in (pool.X[~train], found)
+    ]
+    assert means[1] < 0.5 * means[0]
+
+
+@needs_peers
+def test_no_degenerate_table_gives_nan_or_a_traceback(monkeypatch):
+    path = ROOT / "benchmarks" / "degenerate.py"
+    spec = importlib.util.spec_from_file_location("degenerate", path)
+    degenerate = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "degenerate", degenerate)
+    spec.loader.exec_module(degenerate)
+    found = {name: degenerate.outcome(ep.SiteHarmonizer, case) for name, case in degenerate.cases().items()}
+    assert {name: said for name, said in found.items() if said not in ("right", "clear error")} == {}
+
+
+def test_the_command_compares_on_a_users_table(tmp_path, capsys):
+    ep.simulate_table(overlap=1.0, people=30).pool.to_frame().to_csv(tmp_path / "volumes.csv", index=False)
+    call = ["benchmark", "harmonizers", str(tmp_path / "volumes.csv"), "--site", "site", "--covariate", "age"]
+    call += ["--target", "dx", "--id", "id", "--methods", "raw", "ours", "--repeats", "1", "--jobs", "1"]
+    assert main([*call, "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "## volumes" in out
+    assert (tmp_path / "out" / "frontier.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (["harmonizers"], "Name the tables"),
+        (["harmonizers", "simulated-half"], "no simulated table"),
+        (["harmonizers", "volumes.csv"], "--site"),
+        (["harmonizers", "simulated-1", "--methods", "magic"], "no harmonizer 'magic'"),
+    ],
+)
+def test_wrong_calls_are_answered(tmp_path, capsys, call, message):
+    assert main(["benchmark", *call, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_without_a_covariate_is_answered(tmp_path):
+    pool = ep.PooledDataset.from_arrays(np.random.default_rng(0).normal(size=(40, 3)), site=["a", "b"] * 20)
+    with pytest.raises(InputError, match="needs features and a covariate to keep"):
+        harmonizers.run_harmonizers({"t": pool}, tmp_path, methods=["raw"])
