@@ -299,7 +299,7 @@ def _fit_mean(
     people, spread = _people(design), np.ones((design.n_sites, z.shape[1]))
     for _ in range(4 if gain else 1):
         y = z / spread[design.site] if gain else z
-        solution, inverse = _regress(y, design, basis, bends, curvature)
+        solution, inverse = _normal(y, design, basis, bends).solve(curvature)
         residuals = y - solution[design.site] - basis @ solution[design.n_sites :]
         seen = residuals * spread[design.site] if gain else residuals
         spread = _spreads(seen, design, people)
@@ -399,11 +399,18 @@ def _directions(
     white: FloatArray, weight: FloatArray, people: float, mixing: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return a site's principal directions in whitened residuals and their shrunk variances."""
-    _, singular, vectors = np.linalg.svd(white * np.sqrt(weight)[:, None], full_matrices=False)
-    own = singular**2 / max(people, 1e-12)
+    rows = white * np.sqrt(weight)[:, None]
+    # The smaller of the two Gram matrices: people by people, or features by features.
+    if len(rows) < rows.shape[1]:
+        own, left = np.linalg.eigh(rows @ rows.T)
+        kept = own > 1e-12 * max(own.max(initial=0.0), 1e-300)
+        vectors = (rows.T @ left[:, kept] / np.sqrt(own[kept])).T
+    else:
+        own, right = np.linalg.eigh(rows.T @ rows)
+        kept = own > 1e-12 * max(own.max(initial=0.0), 1e-300)
+        vectors = right.T[kept]
     share = people / (people + mixing)
-    kept = singular > 1e-10 * max(singular.max(initial=0.0), 1e-300)
-    return vectors[kept], share * own[kept] + (1 - share)
+    return vectors, share * own[kept] / max(people, 1e-12) + (1 - share)
 
 
 def _choose_mixing(white: FloatArray, design: Design) -> float:
@@ -412,27 +419,33 @@ def _choose_mixing(white: FloatArray, design: Design) -> float:
     The cost is ‖Σ_s(k) − Σ_held‖², up to a constant, summed over sites: the least k within a margin of the
     best removes as much of the site as the people at hand can bear (docs/experiments.md).
     """
-    total = np.zeros(len(MIXINGS) + 1)
+    candidates = np.array([*MIXINGS, np.inf])
+    total = np.zeros(len(candidates))
+    scaled, width = white * np.sqrt(design.weight)[:, None], white.shape[1]
     for fold in range(int(design.fold.max()) + 1):
-        fit, held = design.fold != fold, design.fold == fold
         for s in range(design.n_sites):
-            rows, test = fit & (design.site == s), held & (design.site == s)
-            people = design.weight[rows].sum()
-            if not test.any() or people < 2:
+            own = design.site == s
+            fit, held = own & (design.fold != fold), own & (design.fold == fold)
+            people, judges = design.weight[fit].sum(), design.weight[held].sum()
+            if people < 2 or not judges:
                 continue
-            vectors, raw = _directions(white[rows], design.weight[rows], people, 0.0)
-            along = (white[test] @ vectors.T) ** 2
-            apart = np.maximum((white[test] ** 2).sum(axis=1) - along.sum(axis=1), 0.0)
-            for k, mixing in enumerate((*MIXINGS, np.inf)):
-                share = people / (people + mixing)
-                values, rest = share * raw + (1 - share), max(1 - share, 1e-12)
-                ours = along @ values + apart * rest
-                size = (values**2).sum() + (white.shape[1] - len(values)) * rest**2
-                total[k] += design.weight[test] @ (size - 2 * ours)
+            size, square, across = _traces(scaled[fit], scaled[held])
+            share = people / (people + candidates)
+            rest = 1 - share
+            length = share**2 * square / people**2 + 2 * share * rest * size / people + rest**2 * width
+            total += judges * length - 2 * (share * across / people + rest * (scaled[held] ** 2).sum())
     best = total.min()
     return next(
-        k for k, cost in zip((*MIXINGS, np.inf), total, strict=True) if cost <= best + MARGIN * abs(best)
+        k for k, cost in zip(candidates.tolist(), total, strict=True) if cost <= best + MARGIN * abs(best)
     )
+
+
+def _traces(a: FloatArray, b: FloatArray) -> tuple[float, float, float]:
+    """Return tr(AᵀA), tr((AᵀA)²) and tr(AᵀA BᵀB), by whichever Gram matrices are smaller."""
+    if len(a) < a.shape[1]:
+        return float((a**2).sum()), float(((a @ a.T) ** 2).sum()), float(((a @ b.T) ** 2).sum())
+    gram = a.T @ a
+    return float(np.trace(gram)), float((gram**2).sum()), float((gram * (b.T @ b)).sum())
 
 
 def _gaussian(
@@ -445,24 +458,34 @@ def _gaussian(
     return along @ (1 / values) + apart / rest, float(determinant)
 
 
-def _regress(
-    z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_], curvature: float
-) -> tuple[FloatArray, FloatArray]:
-    """Return the coefficients of sites and basis by penalised least squares, and the inverse."""
+@dataclass(frozen=True, eq=False)
+class _Normal:
+    """The normal equations of sites and basis before any penalty: sums over people."""
+
+    matrix: FloatArray
+    right: FloatArray
+    people: float
+    bends: NDArray[np.bool_]
+
+    def solve(self, curvature: float) -> tuple[FloatArray, FloatArray]:
+        """Return the coefficients by penalised least squares, and the inverse matrix."""
+        n_sites = len(self.matrix) - len(self.bends)
+        penalty = np.where(self.bends, curvature, 1e-9) * self.people
+        # A site without people, as may happen in a fold, has no shift.
+        empty = np.where(np.diag(self.matrix)[:n_sites] > 0, 0.0, 1e-9)
+        matrix = self.matrix + np.diag(np.concatenate([empty, penalty]))
+        inverse: FloatArray = np.linalg.inv(matrix).astype(np.float64)
+        return inverse @ self.right, inverse
+
+
+def _normal(y: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> _Normal:
     w, n_sites = design.weight, design.n_sites
-    people = _people(design)
     weighted = basis * w[:, None]
     cross = _sums(weighted, design.site, n_sites)
-    penalty = np.where(bends, curvature, 1e-9) * w.sum()
-    normal = np.block(
-        [
-            [np.diag(np.maximum(people, 1e-9)), cross],
-            [cross.T, basis.T @ weighted + np.diag(penalty)],
-        ]
-    )
-    right = np.vstack([_sums(z * w[:, None], design.site, n_sites), weighted.T @ z])
-    inverse = np.linalg.inv(normal)
-    return inverse @ right, inverse
+    matrix = np.block([[np.diag(_people(design)), cross], [cross.T, basis.T @ weighted]])
+    seen = y if (w == 1).all() else y * w[:, None]
+    right = np.vstack([_sums(seen, design.site, n_sites), basis.T @ seen])
+    return _Normal(matrix, right, float(w.sum()), bends)
 
 
 def _choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> float:
@@ -471,14 +494,14 @@ def _choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: N
         return CURVATURES[-1]
     total = np.zeros(len(CURVATURES))
     for fold in range(int(design.fold.max()) + 1):
-        fit, held = design.fold != fold, design.fold == fold
-        seen = np.isin(design.site, np.unique(design.site[fit]))
-        held &= seen
-        part = design.rows(fit)
+        fit = design.fold != fold
+        held = (design.fold == fold) & np.isin(design.site, np.unique(design.site[fit]))
+        normal = _normal(z[fit], design.rows(fit), basis[fit], bends)
+        target, columns, weight = z[held], basis[held], design.weight[held]
         for k, curvature in enumerate(CURVATURES):
-            solution, _ = _regress(z[fit], part, basis[fit], bends, curvature)
-            missed = z[held] - solution[design.site[held]] - basis[held] @ solution[design.n_sites :]
-            total[k] += float((design.weight[held] @ missed**2).sum())
+            solution, _ = normal.solve(curvature)
+            missed = target - solution[design.site[held]] - columns @ solution[design.n_sites :]
+            total[k] += float(weight @ (missed**2).sum(axis=1))
     return max(c for c, cost in zip(CURVATURES, total, strict=True) if cost <= PARSIMONY * total.min())
 
 
@@ -514,11 +537,11 @@ def _people(design: Design) -> FloatArray:
 
 def _sums(values: FloatArray, site: IntArray, n_sites: int) -> FloatArray:
     """Add rows up by site."""
-    result = np.zeros((n_sites, values.shape[1]))
-    order = np.argsort(site, kind="stable")
-    present, first = np.unique(site[order], return_index=True)
-    if len(present):
-        result[present] = np.add.reduceat(values[order], first, axis=0)
+    from scipy.sparse import csr_array
+
+    rows = np.arange(len(site))
+    member = csr_array((np.ones(len(site)), (site, rows)), shape=(n_sites, len(site)))
+    result: FloatArray = member @ values
     return result
 
 
