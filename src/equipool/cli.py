@@ -238,10 +238,12 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
 
     if len(arguments.datasets) < 2:
         raise EquipoolError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
-    pools = dict(
-        read_pool(table, site=arguments.site, **_roles(arguments)) for table in arguments.datasets[1:]
-    )
-    methods = HARMONIZERS if arguments.methods == ["all"] else tuple(arguments.methods)
+    pools = {}
+    for table in arguments.datasets[1:]:
+        name, pool = read_pool(table, site=arguments.site, **_roles(arguments))
+        pools[name if name not in pools else table] = pool
+    groups = {"all": HARMONIZERS}
+    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
     folds = run_harmonizers(
         pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
     )

@@ -74,6 +74,7 @@ def test_the_command_compares_on_a_users_table(tmp_path, capsys):
         (["harmonizers", "simulated-half"], "no simulated table"),
         (["harmonizers", "volumes.csv"], "--site"),
         (["harmonizers", "simulated-1", "--methods", "magic"], "no harmonizer 'magic'"),
+        (["harmonizers", "simulated-1", "--repeats", "0"], "at least once"),
     ],
 )
 def test_wrong_calls_are_answered(tmp_path, capsys, call, message):

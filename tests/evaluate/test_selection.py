@@ -48,6 +48,14 @@ def test_a_stopped_search_goes_on_and_ends_with_the_same_trials(quick, tmp_path)
     assert whole == stopped
 
 
+def test_searches_add_up_and_other_methods_keep_their_settings(quick, tmp_path):
+    for method in ("naive", "mmd"):
+        selection.select("german", tmp_path, methods=[method], trials=2, jobs=1)
+    written = methods.read_settings(tmp_path / "settings.json")
+    assert set(written["german"]) == {"naive", "mmd"}
+    assert methods.settings_of("german", "ours", written) == methods.settings_of("german", "ours")
+
+
 def test_a_search_of_other_code_does_not_count(quick, tmp_path, monkeypatch):
     selection.select("german", tmp_path, methods=["naive"], trials=2, jobs=1)
     monkeypatch.setattr(methods, "_code", lambda: "another version")
@@ -78,5 +86,7 @@ def test_wrong_calls_are_answered(tmp_path, capsys):
         selection.select("german", tmp_path, methods=["combat"])
     with pytest.raises(InputError, match=r"from 0 to 1. Got 5"):
         selection.select("german", tmp_path, tolerance=5)
+    with pytest.raises(InputError, match="at least one trial"):
+        selection.select("german", tmp_path, trials=0)
     assert main(["select", "iris", "--out", str(tmp_path / "x")]) == 2
     assert "no dataset 'iris'" in capsys.readouterr().err

@@ -407,3 +407,126 @@ def test_bad_calls_are_answered(arguments, message):
 def test_bad_settings_are_answered(truth, settings, message):
     with pytest.raises(InputError, match=message):
         harmonized(truth.pool, **settings)
+
+
+# -- found by a review -------------------------------------------------------------------------------------
+
+
+def test_rounded_features_are_harmonized_like_others():
+    """One decimal makes values repeat, but none of them means 'nothing here'."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(["a", "b", "c"], 200)
+    x = (2.5 + 0.15 * rng.normal(size=(600, 5)) + np.repeat([0.3, 0, -0.3], 200)[:, None]).round(1)
+    harmonizer = ep.SiteHarmonizer().fit(x, site=site)
+    assert np.isnan(harmonizer.atoms_).all()
+    found = harmonizer.transform(x, site=site)
+    assert max(np.ptp([found[site == s].mean(axis=0) for s in "abc"], axis=0)) < 0.05
+
+
+def test_gaps_do_not_make_a_site_seem_to_vary_less():
+    rng = np.random.default_rng(0)
+    n = 200
+    site, age = np.repeat(list("ABC"), n), rng.uniform(20, 80, 3 * n)
+    x = 10 + rng.normal(size=(3 * n, 5))
+    holes = np.zeros(x.shape, dtype=bool)
+    holes[:, 0] = (site == "B") & (rng.random(3 * n) < 0.6)
+    given = {"site": site, "covariates": age}
+    gappy = np.where(holes, np.nan, x)
+    found = ep.SiteHarmonizer(missing="impute").fit(gappy, **given).transform(gappy, **given)
+    seen = ~holes[:, 0]
+    spreads = [found[seen & (site == s), 0].std() for s in "ABC"]
+    assert max(spreads) / min(spreads) < 1.2
+    # What was not measured is the trend, whichever the site.
+    assert np.ptp(found[holes[:, 0], 0]) < 0.5
+    whole = np.where((site == "B")[:, None] & (np.arange(5) == 0), np.nan, x)
+    later = ep.SiteHarmonizer(missing="impute").fit(whole, **given).transform(x, **given)
+    assert later[site == "B", 0].std() < 1.5
+
+
+def test_a_new_site_is_estimated_from_what_it_measured():
+    rng = np.random.default_rng(0)
+    site = np.repeat(list("abcde"), 100)
+    x = rng.normal(size=(500, 4)) + np.repeat(np.linspace(-2, 2, 5), 100)[:, None]
+    new = rng.normal(size=(100, 4)) + 5
+    new[:70, 0] = np.nan
+    harmonizer = ep.SiteHarmonizer(missing="impute", unseen_site="adapt").fit(x, site=site)
+    found = harmonizer.transform(new, site=["f"] * 100)
+    assert abs(found[70:, 0].mean()) < 0.5
+    assert abs(found[:, 1].mean()) < 0.5
+
+
+def test_a_target_that_is_a_covariate_leaves_the_trend_alone():
+    pool = ep.simulate_table(overlap=0.0, people=100).pool
+    given = {"site": pool.site_labels, "covariates": pool.C}
+    plain, with_y = (ep.SiteHarmonizer().fit(pool.X, y, **given) for y in (None, pool.C[:, 0]))
+    np.testing.assert_allclose(with_y.model_.coefficients, plain.model_.coefficients, rtol=1e-6, atol=1e-9)
+
+
+def test_one_site_with_gaps_comes_back_whole_and_empty_columns_are_named():
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    x[3, 1] = np.nan
+    assert np.isfinite(ep.SiteHarmonizer(missing="impute").fit_transform(x)).all()
+    x[:, 2] = np.nan
+    with pytest.raises(InputError, match="Column 'x2' has no value in any row"):
+        ep.SiteHarmonizer(missing="impute").fit(x, site=["a", "b"] * 10)
+
+
+def test_covariates_without_names_are_taken_by_position(truth):
+    pool = truth.pool
+    frame = pd.DataFrame({"age": pool.C[:, 0], "sex": np.resize(["F", "M"], len(pool))})
+    harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=frame)
+    expected = harmonizer.transform(pool.X, site=pool.site_labels, covariates=frame)
+    for given in (frame[["sex", "age"]], frame.to_numpy(), frame.to_dict("list")):
+        found = harmonizer.transform(pool.X, site=pool.site_labels, covariates=given)
+        np.testing.assert_allclose(found, expected)
+    alone = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
+    series = pd.Series(pool.C[:, 0], name="years")
+    np.testing.assert_allclose(
+        alone.transform(pool.X, site=pool.site_labels, covariates=series),
+        alone.transform(pool.X, site=pool.site_labels, covariates=pool.C),
+    )
+    with pytest.raises(InputError, match=r"2 covariate\(s\) at fit \(age, sex\). Got 1"):
+        harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
+
+
+def test_those_who_are_not_learned_from_do_not_stand_in_the_way(truth):
+    pool = truth.pool
+    hand = np.resize(["left", "right", "both"], len(pool)).astype(object)
+    chosen = np.arange(len(pool)) % 10 > 0
+    hand[~chosen] = np.resize(["unknown", None], (~chosen).sum())
+    frame = pd.DataFrame({"age": pool.C[:, 0], "hand": hand})
+    harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=frame, fit_on=chosen)
+    assert harmonizer.encoding_.categories == {"hand": ("both", "left", "right")}
+
+
+def test_categories_may_look_like_numbers(truth):
+    pool = truth.pool
+    code = pd.Series(np.resize(["1", "2", "3"], len(pool))).astype("category")
+    frame = pd.DataFrame({"age": pool.C[:, 0], "code": code})
+    harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=frame)
+    assert harmonizer.encoding_.names == ("age", "code=2", "code=3")
+
+
+def test_small_units_survive_a_file(truth, tmp_path):
+    pool = truth.pool
+    harmonizer = ep.SiteHarmonizer().fit(1e-12 * pool.X, site=pool.site_labels, covariates=pool.C)
+    again = ep.load(harmonizer.save(tmp_path / "model"))
+    pd.testing.assert_frame_equal(
+        again.site_effects_, harmonizer.site_effects_, check_dtype=False, rtol=1e-12, atol=0
+    )
+
+
+def test_sites_that_are_numbers_are_the_same_in_any_batch(truth):
+    pool = truth.pool
+    site = np.array([1.0, 2.0, 3.5])[pool.site]
+    harmonizer = ep.SiteHarmonizer(reference_site=2.0).fit(pool.X, site=site, covariates=pool.C)
+    whole = harmonizer.transform(pool.X, site=site, covariates=pool.C)
+    part = harmonizer.transform(pool.X[site == 1.0], site=site[site == 1.0], covariates=pool.C[site == 1.0])
+    np.testing.assert_allclose(part, whole[site == 1.0])
+
+
+def test_with_nobody_to_judge_by_covariances_are_left_alone():
+    many = ep.simulate_table(sites=[f"s{k}" for k in range(30)], people=2, overlap=1.0).pool
+    with pytest.warns(EquipoolWarning, match="fewer than 3 people"):
+        harmonizer = ep.SiteHarmonizer().fit(many.X, site=many.site_labels, covariates=many.C)
+    assert harmonizer.model_.mixing == np.inf

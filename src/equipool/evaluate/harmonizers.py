@@ -72,6 +72,8 @@ def run_harmonizers(
     """Score every harmonizer on every table; write ``folds.csv``, ``harmonizers.csv``, ``harmonizers.md``."""
     from joblib import Parallel, delayed
 
+    if repeats < 1:
+        raise InputError(f"The folds must be made at least once. Got {repeats} repeats.")
     for method in methods:
         make_harmonizer(method)
     for name, pool in pools.items():

@@ -59,7 +59,8 @@ SETTINGS: Settings = {
 
 def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
     """Return what a method is given on a dataset, beside its defaults."""
-    chosen = (SETTINGS if settings is None else settings).get(dataset, {})
+    # Methods that a file does not name keep ours, or they would be compared unequally.
+    chosen = {**SETTINGS.get(dataset, {}), **(settings or {}).get(dataset, {})}
     return {**chosen.get("*", {}), **chosen.get(method, {})}
 
 

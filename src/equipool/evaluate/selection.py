@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equipool.evaluate.methods import METHODS, fingerprint, make_method
+from equipool.evaluate.methods import METHODS, fingerprint, make_method, read_settings
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
@@ -68,6 +68,8 @@ def select(
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance is a share of the best accuracy, from 0 to 1. Got {tolerance}.")
+    if trials < 1:
+        raise InputError(f"A search needs at least one trial. Got {trials}.")
     spaces = {method: search_space(method) for method in methods}
     out.mkdir(parents=True, exist_ok=True)
     chosen: dict[str, dict[str, Any]] = {}
@@ -83,7 +85,11 @@ def select(
     found = pd.concat(tables)
     found["parameters"] = [json.dumps(parameters) for parameters in found["parameters"]]
     write_whole(out / "trials.csv", found.to_csv(index=False))
-    write_whole(out / "settings.json", json.dumps({dataset: chosen}, indent=2) + "\n")
+    path = out / "settings.json"
+    # Of other methods and datasets, what an earlier search found stays.
+    known = dict(read_settings(path)) if path.is_file() else {}
+    known[dataset] = {**known.get(dataset, {}), **chosen}
+    write_whole(path, json.dumps(known, indent=2) + "\n")
     return chosen
 
 

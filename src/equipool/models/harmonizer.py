@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +31,10 @@ UnseenSite = Literal["error", "pooled", "adapt"]
 class Encoding:
     """How the user's covariates become numbers: categories of more than two levels are taken apart."""
 
-    names: tuple[str, ...]
-    levels: tuple[tuple[str, ...] | None, ...]
+    columns: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
+    names: tuple[str, ...] = ()
+    levels: tuple[tuple[str, ...] | None, ...] = ()
 
     def apart(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with a 0/1 column for each level but the first of a category."""
@@ -151,17 +152,17 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         array = self._features(X, reset=True)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = _covariate_frame(covariates, len(array))
-        encoding = _encode(frame)
-        inputs = Inputs.from_arrays(
-            X if hasattr(X, "columns") else array,
-            site=np.zeros(len(array), dtype=int) if site is None else site,
-            covariates=None if covariates is None else encoding.apart(frame),
-            y=y,
-        )
         rows = _mask(fit_on, len(array))
-        inputs, array = _selected(inputs, rows), array[rows]
+        frame, encoding = frame[rows], _encode(frame[rows])
+        inputs = Inputs.from_arrays(
+            X.loc[rows] if hasattr(X, "columns") else array[rows],
+            site=np.zeros(int(rows.sum()), dtype=int) if site is None else _rows(site, rows, "site"),
+            covariates=None if covariates is None else encoding.apart(frame),
+            y=None if y is None else _rows(y, rows, "y"),
+        )
+        array = array[rows]
         self._check(inputs, site_given=site is not None)
-        self.encoding_ = Encoding(inputs.covariate_names, inputs.levels, encoding.categories)
+        self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
         design = self._design(inputs, codes.astype(np.intp), None if subject is None else _who(subject, rows))
         self._standardise(array)
@@ -185,7 +186,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         one_site = not site_given and len(set(inputs.site)) == 1
         check_inputs(inputs, missing=self.missing, one_site=one_site)
         names = sorted(set(inputs.site.astype(str)))
-        if self.reference_site is not None and str(self.reference_site) not in names:
+        if self.reference_site is not None and not _same_label(self.reference_site, names):
             raise InputError(
                 f"The reference site {self.reference_site!r} is not among the sites: {', '.join(names[:8])}."
             )
@@ -210,11 +211,18 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # columns without any value
             mean, deviation = np.nanmean(array, axis=0), np.nanstd(array, axis=0)
+        names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(array.shape[1])])
+        for wrong, why in (
+            (np.isnan(mean), "has no value in any row"),
+            (np.isinf(deviation), "is too large"),
+        ):
+            if wrong.any():
+                raise InputError(f"Column {str(names[int(wrong.argmax())])!r} {why}; leave it out.")
         self.atoms_ = find_atoms(array)
         share = (array == self.atoms_).mean(axis=0)
         still = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= ATOM_WHOLE)
         self.moved_ = ~still
-        self.feature_mean_ = np.nan_to_num(mean)
+        self.feature_mean_ = mean
         self.feature_scale_ = np.where(still, 1.0, deviation)
 
     def _filled_at_fit(self, array: FloatArray, design: Design) -> FloatArray:
@@ -222,13 +230,17 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         empty = np.isnan(array)
         if not empty.any():
             return array
+        rng = np.random.default_rng(seed_for(self._seed(), "imputation"))
         filled = np.where(empty, self.feature_mean_, array)
         for _ in range(3):
             z = self._standardised(filled)
             model = fit_site_model(z, design, mixing=np.inf, curvature=1.0)
+            told = _measured(model, np.zeros_like(z), model.expected(design.c), design.site)
+            left = np.where(empty[:, self.moved_], np.nan, z - told)
+            # With a residual of somebody else, or a site with many gaps would seem to vary less.
+            drawn = told + np.where(empty[:, self.moved_], _drawn(left, rng), 0.0)
             guess = np.tile(self.feature_mean_, (len(array), 1))
-            expected = model.expected(design.c) + model.shift[design.site]
-            guess[:, self.moved_] = self._in_units(expected)
+            guess[:, self.moved_] = self._in_units(drawn)
             filled = np.where(empty, guess, array)
         return filled
 
@@ -285,7 +297,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         array = self._features(X)
         model, sites = self.model_, list(self.sites_)
         if len(sites) < 2:
-            return _like(X, array.copy())
+            return _like(X, self._filled(array, None, covariates).copy())
         labels = None if site is None else _given_sites(site, len(array))
         x = self._filled(array, labels, covariates)
         z = self._standardised(x)
@@ -295,8 +307,13 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if codes is None:
             harmonized = self._weighted(z, expected)
         else:
-            model, codes = self._with_new_sites(model, labels, codes, z, expected)
+            measured = np.where(np.isnan(array)[:, self.moved_], np.nan, z)
+            model, codes = self._with_new_sites(model, labels, codes, measured, expected)
             harmonized = self._harmonized(model, z, expected, codes)
+        empty = np.isnan(array)[:, self.moved_]
+        if empty.any():
+            # What was not measured is what the covariates let expect.
+            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), expected), harmonized)
         result = x.copy()
         result[:, self.moved_] = self._in_units(harmonized)
         unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
@@ -322,7 +339,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         x = self._filled(self._features(X), None, covariates)
         z = self._standardised(x)
         expected = self.model_.expected(self._covariates(covariates, z, None))
-        return pd.DataFrame(self._posterior(z, expected), columns=self.sites_)
+        index = X.index if isinstance(X, pd.DataFrame) else None
+        return pd.DataFrame(self._posterior(z, expected), columns=self.sites_, index=index)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names of the columns, which stay the same."""
@@ -375,6 +393,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _codes(self, labels: NDArray[Any]) -> IntArray:
         """Return site numbers; −1 for a site that was not seen at fit, if that is allowed."""
         place = {str(name): k for k, name in enumerate(self.sites_)}
+        # 1 and 1.0 are the same site, whatever else is in the batch.
+        place |= {name[:-2]: k for name, k in place.items() if name.endswith(".0")}
         unseen = sorted({str(label) for label in labels} - set(place))
         if unseen and self.unseen_site == "error":
             raise InputError(
@@ -394,8 +414,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             x = z - shift[codes] if codes is not None else z
             weights = self.readers_[int(known)]
             return x @ weights[:-1] + weights[-1]
-        frame = _covariate_frame(covariates, len(z))
-        require_columns(frame, list(self.encoding_.categories))
+        frame = _covariate_frame(covariates, len(z), names=self.encoding_.columns)
+        require_columns(frame, self.encoding_.columns)
+        frame = frame[list(self.encoding_.columns)]
         return parse_covariates(self.encoding_.apart(frame), names, levels)
 
     def _filled(self, array: FloatArray, labels: NDArray[Any] | None, covariates: Any) -> FloatArray:
@@ -461,7 +482,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return posterior
 
     def _reference(self) -> int:
-        return int(np.flatnonzero(self.sites_ == str(self.reference_site))[0])
+        return int(self._codes(parse_labels([self.reference_site]))[0])
 
     def _left_alone(self, codes: IntArray) -> NDArray[np.bool_]:
         """Return which rows stay as they are: unseen sites of the pool, and the reference site."""
@@ -476,28 +497,35 @@ def _encode(frame: pd.DataFrame) -> Encoding:
     categories = {}
     for name in frame.columns:
         column = frame[name]
-        if pd.api.types.is_numeric_dtype(column) and not isinstance(column.dtype, pd.CategoricalDtype):
-            continue
-        if pd.to_numeric(column, errors="coerce").notna().any():
-            continue  # numbers with a slip: the validator names the cell
+        said = isinstance(column.dtype, pd.CategoricalDtype)
+        if not said and pd.to_numeric(column, errors="coerce").notna().any():
+            continue  # numbers, perhaps with a slip: the validator names the cell
         labels = parse_labels(column)
         levels = sorted({label for label in labels if label is not None})
         if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
             categories[str(name)] = tuple(levels)
-    return Encoding((), (), categories)
+    return Encoding(tuple(map(str, frame.columns)), categories)
 
 
-def _covariate_frame(covariates: Any, rows: int) -> pd.DataFrame:
+def _covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = None) -> pd.DataFrame:
+    """Return covariates as a frame; what has no names of its own takes those known from fit, by position."""
     if covariates is None:
         return pd.DataFrame(index=range(rows))
-    if isinstance(covariates, pd.DataFrame):
-        frame = covariates.reset_index(drop=True).rename(columns=str)
+    if isinstance(covariates, (pd.DataFrame, dict)):
+        frame = pd.DataFrame(covariates).reset_index(drop=True).rename(columns=str)
+        if names is not None and frame.shape[1] == len(names) == 1 and names[0] == "c0":
+            frame.columns = list(names)
     elif isinstance(covariates, pd.Series):
-        frame = covariates.reset_index(drop=True).to_frame(str(covariates.name or "c0"))
+        name = names[0] if names is not None and len(names) == 1 else str(covariates.name or "c0")
+        frame = covariates.reset_index(drop=True).to_frame(name)
     else:
         array = np.asarray(covariates)
         array = array[:, None] if array.ndim == 1 else array
-        frame = pd.DataFrame(array, columns=[f"c{k}" for k in range(array.shape[1])])
+        if names is not None and array.shape[1] != len(names):
+            raise InputError(
+                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {array.shape[1]}."
+            )
+        frame = pd.DataFrame(array, columns=list(names or (f"c{k}" for k in range(array.shape[1]))))
     if len(frame) != rows:
         raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
     return frame
@@ -538,22 +566,38 @@ def _who(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
     return labels[rows].astype(str)
 
 
-def _selected(inputs: Inputs, rows: NDArray[np.bool_]) -> Inputs:
-    """Return the rows to learn from."""
-    from dataclasses import replace
+def _same_label(value: Any, names: list[str]) -> bool:
+    """Say whether a label is among names, where 2 and 2.0 are the same."""
+    label = str(parse_labels([value])[0])
+    return label in names or f"{label}.0" in names
 
-    if rows.all():
-        return inputs
-    place = np.cumsum(rows) - 1
-    cells = tuple(replace(cell, row=int(place[cell.row])) for cell in inputs.text_cells if rows[cell.row])
-    return replace(
-        inputs,
-        X=inputs.X[rows],
-        site=inputs.site[rows],
-        covariates=inputs.covariates[rows],
-        target=None if inputs.target is None else inputs.target[rows],
-        text_cells=cells,
-    )
+
+def _rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
+    """Return the values of the rows to learn from."""
+    if len(values) != len(rows):
+        raise InputError(
+            f"{name} has {len(values)} values but X has {len(rows)} rows; give one for each row."
+        )
+    return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
+
+
+def _measured(model: SiteModel, own: FloatArray, expected: FloatArray, site: IntArray) -> FloatArray:
+    """Return what each row's site would have measured."""
+    result = np.empty_like(expected)
+    for s in np.unique(site):
+        rows = site == s
+        result[rows] = model.measured(own[rows], expected[rows], int(s))
+    return result
+
+
+def _drawn(left: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Return residuals drawn with replacement from those of the same feature."""
+    result = np.zeros_like(left)
+    for k, column in enumerate(left.T):
+        known = column[~np.isnan(column)]
+        if len(known):
+            result[:, k] = rng.choice(known, len(column))
+    return result
 
 
 def _target_columns(inputs: Inputs) -> FloatArray:

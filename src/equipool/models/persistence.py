@@ -126,13 +126,13 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     arrays |= {f"trend.{name}": value for name, value in vars(model.trend).items()}
     arrays |= {name: getattr(estimator, name) for name in HARMONIZER_ARRAYS}
     numbers = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
-    frames = {name: json.loads(getattr(estimator, name).to_json(orient="split")) for name in FRAMES}
+    frames = {name: getattr(estimator, name).to_dict("split") for name in FRAMES}
     facts = {
         # JSON has no infinity.
         "mixing": model.mixing if np.isfinite(model.mixing) else None,
         "curvature": model.curvature,
         "gain": bool(model.gain),
-        "encoding": {"names": encoding.names, "levels": encoding.levels, "categories": encoding.categories},
+        "encoding": asdict(encoding),
         "frames": frames,
     }
     return facts, numbers
@@ -157,9 +157,10 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     )
     known = facts["encoding"]
     estimator.encoding_ = Encoding(
+        tuple(known["columns"]),
+        {name: tuple(levels) for name, levels in known["categories"].items()},
         tuple(known["names"]),
         tuple(levels and tuple(levels) for levels in known["levels"]),
-        {name: tuple(levels) for name, levels in known["categories"].items()},
     )
     for name in FRAMES:
         setattr(estimator, name, pd.DataFrame(**facts["frames"][name]))

@@ -22,6 +22,7 @@ IntArray = NDArray[np.intp]
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 PRIOR_SITES = 4.0  # sites' worth of all features' mean variance of shifts that a feature's own is mixed with
 ATOM_KEPT, ATOM_WHOLE = 0.05, 0.5  # shares of people with one and the same value, see find_atoms
+ATOM_STANDS_OUT = 3.0  # times as many people as the next most common value
 CURVATURES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 PARSIMONY = 1.002  # the straightest trend whose held-out error is within this factor of the best
 MIXINGS = (10.0, 30.0, 100.0, 200.0, 400.0, 1000.0, 3000.0, 10000.0)
@@ -151,19 +152,28 @@ class SiteModel:
         return result
 
     def with_site(self, z: FloatArray, expected: FloatArray) -> SiteModel:
-        """Return a model with one more site, estimated from its own rows with everything else as it is."""
-        n, spread = float(len(z)), np.ones(z.shape[1])
+        """Return a model with one more site, estimated from its own rows with everything else as it is.
+
+        Cells that are NaN were not measured and tell nothing.
+        """
+        seen = ~np.isnan(z)
+        n, count, spread = float(len(z)), seen.sum(axis=0).astype(np.float64), np.ones(z.shape[1])
+
+        def mean(r: FloatArray) -> FloatArray:
+            return np.where(seen, r, 0.0).sum(axis=0) / np.maximum(count, 1)
+
         for _ in range(3 if self.gain else 1):
             r = z / spread - expected if self.gain else z - expected
-            left = (r - r.mean(axis=0)) * (spread if self.gain else 1.0)
-            own = ((left**2).sum(axis=0) + SPREAD_PEOPLE * self.residual) / (max(n - 1, 0) + SPREAD_PEOPLE)
+            left = np.where(seen, r - mean(r), 0.0) * (spread if self.gain else 1.0)
+            weight = np.maximum(count - 1, 0) + SPREAD_PEOPLE
+            own = ((left**2).sum(axis=0) + SPREAD_PEOPLE * self.residual) / weight
             spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
         r = z / spread - expected if self.gain else z - expected
-        error2 = self.residual / n
-        shift = r.mean(axis=0) * self.between / np.maximum(self.between + error2, 1e-300)
+        error2 = self.residual / np.maximum(count, 1e-9)
+        shift = mean(r) * self.between / np.maximum(self.between + error2, 1e-300)
         vectors, values = np.empty((0, z.shape[1])), np.empty(0)
         if self.root.size and n > 2:
-            white = ((r - r.mean(axis=0)) / (1.0 if self.gain else spread)) @ self.unroot
+            white = (np.where(seen, r - mean(r), 0.0) / (1.0 if self.gain else spread)) @ self.unroot
             vectors, values = _directions(white, np.ones(len(r)), n, self.mixing)
         return replace(
             self,
@@ -238,8 +248,9 @@ def fit_site_model(
     it is what makes held-out people more likely; the mixing is the strongest that they can bear.
     """
     trend = fit_trend(design.c, design.weight)
-    basis = np.hstack([trend(design.c), design.extra])
-    bends = np.append(trend.bends, np.zeros(design.extra.shape[1], dtype=bool))
+    basis, bends = trend(design.c), trend.bends
+    extra = _beside(design.extra, basis, design.weight)
+    basis, bends = np.hstack([basis, extra]), np.append(bends, np.zeros(extra.shape[1], dtype=bool))
     if curvature is None:
         curvature = _choose_curvature(z, design, basis, bends)
     if gain is None:
@@ -272,6 +283,16 @@ def fit_site_model(
         gain=gain,
     )
     return _with_mixing(model, residuals, design, mixing)
+
+
+def _beside(extra: FloatArray, basis: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return the target's columns without what the trend explains: that belongs to the trend."""
+    if not extra.shape[1] or not basis.shape[1]:
+        return extra
+    w = np.sqrt(weight)[:, None]
+    left = extra - basis @ np.linalg.lstsq(basis * w, extra * w, rcond=None)[0]
+    result: FloatArray = left[:, left.std(axis=0) > 1e-6 * extra.std(axis=0)]
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,14 +361,17 @@ def find_atoms(x: FloatArray) -> FloatArray:
     """
     atoms = np.full(x.shape[1], np.nan)
     ordered = np.sort(x, axis=0)
-    length = max(int(np.ceil(ATOM_KEPT * len(x))), 3)
+    length = max(int(np.ceil(ATOM_KEPT * len(x))), 5)
     if len(x) < length:
         return atoms
     # A value with a share of people fills a run of the sorted column, so its ends are equal.
     runs = ordered[length - 1 :] == ordered[: len(ordered) - length + 1]
     for k in np.flatnonzero(runs.any(axis=0)):
         values, counts = np.unique(ordered[:, k], return_counts=True)
-        atoms[k] = values[counts.argmax()]
+        most, next_most = np.sort(np.append(counts, 0))[[-1, -2]]
+        # Rounded numbers repeat too, but then their neighbours do so as often.
+        if most >= ATOM_STANDS_OUT * next_most:
+            atoms[k] = values[counts.argmax()]
     return atoms
 
 
@@ -435,6 +459,8 @@ def _choose_mixing(white: FloatArray, design: Design) -> float:
             length = share**2 * square / people**2 + 2 * share * rest * size / people + rest**2 * width
             total += judges * length - 2 * (share * across / people + rest * (scaled[held] ** 2).sum())
     best = total.min()
+    if not total.any():
+        return float(np.inf)  # nobody to judge by
     return next(
         k for k, cost in zip(candidates.tolist(), total, strict=True) if cost <= best + MARGIN * abs(best)
     )
