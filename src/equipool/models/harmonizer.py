@@ -98,8 +98,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> pool = truth.pool
     >>> harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
     >>> clean = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
-    >>> before, after = (abs(x - truth.clean).mean() for x in (pool.X, clean))
-    >>> bool(after < before / 3)
+    >>> def error(x):  # beside the mean of the pool, which nobody can know
+    ...     return abs((x - truth.clean) - (x - truth.clean).mean(axis=0)).mean()
+    >>> bool(error(clean) < error(pool.X) / 3)
     True
     """
 
