@@ -248,7 +248,9 @@ def test_visits_of_one_person_count_as_one(truth):
     pool = truth.pool
     rows = np.concatenate([np.arange(len(pool)), np.repeat(np.flatnonzero(pool.site == 0), 9)])
     who = np.array([f"s{k}" for k in rows])
-    once = ep.SiteHarmonizer(mixing=100.0).fit(pool.X, site=pool.site_labels, covariates=pool.C)
+    once = ep.SiteHarmonizer(mixing=100.0).fit(
+        pool.X, site=pool.site_labels, covariates=pool.C, subject=who[: len(pool)]
+    )
     often = ep.SiteHarmonizer(mixing=100.0).fit(
         pool.X[rows], site=pool.site_labels[rows], covariates=pool.C[rows], subject=who
     )
