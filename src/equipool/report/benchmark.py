@@ -111,8 +111,8 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
             line.errorbar(
                 [x.mean()],
                 [y.mean()],
-                xerr=[[x.mean() - x.min()], [x.max() - x.mean()]],
-                yerr=[[y.mean() - y.min()], [y.max() - y.mean()]],
+                xerr=_bars(x),
+                yerr=_bars(y),
                 fmt=mark,
                 color=COLOURS[k % len(COLOURS)],
                 markersize=12 if method == "ours" else 7,
@@ -124,6 +124,12 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("age on sites left out, R²")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
+
+
+def _bars(values: pd.Series[float]) -> list[list[float]]:
+    """Return how far the values reach below and above their mean; rounding must not make it negative."""
+    mean = values.mean()
+    return [[max(mean - values.min(), 0.0)], [max(values.max() - mean, 0.0)]]
 
 
 def _draw_trend(axes: Any, data: dict[str, Any], group: Any, shades: list[Any]) -> None:
