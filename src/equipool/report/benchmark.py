@@ -99,30 +99,31 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
     """Draw harmonizers between site and biology: the better, the further to the upper left."""
     from matplotlib.figure import Figure
 
-    tables = list(dict.fromkeys(folds["table"]))
+    tables, methods = (list(dict.fromkeys(folds[column])) for column in ("table", "method"))
+    colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(sorted(methods))}
+    handles: dict[str, Any] = {}
     figure = Figure(figsize=(4 * len(tables) + 1, 3.8), layout="constrained")
     axes = figure.subplots(1, len(tables), squeeze=False)[0]
     for line, table in zip(axes, tables, strict=True):
         part = folds[folds["table"] == table]
         repeats = part.groupby(["method", "repeat"], sort=False)[["adv", "lso"]].mean()
-        for k, (method, points) in enumerate(repeats.groupby(level="method", sort=False)):
+        for method, points in repeats.groupby(level="method", sort=False):
             x, y = points["adv"], points["lso"]
             mark = "*" if method == "ours" else "o"
-            line.errorbar(
+            handles[str(method)] = line.errorbar(
                 [x.mean()],
                 [y.mean()],
                 xerr=_bars(x),
                 yerr=_bars(y),
                 fmt=mark,
-                color=COLOURS[k % len(COLOURS)],
+                color=colours[method],
                 markersize=12 if method == "ours" else 7,
-                label=str(method),
             )
         line.axvline(part["adv_age"].mean(), color="black", linestyle=":", linewidth=1)
         line.set(title=table, xlabel="site is read (balanced accuracy)")
         line.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("age on sites left out, R²")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False)
     return figure
 
 
