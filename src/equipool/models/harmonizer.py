@@ -75,7 +75,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ``"error"``, or ``"impute"``: fill missing features with what site and covariates let expect.
     mixing
         Weight of the pooled covariance against a site's own, in people; larger removes less of the site's and
-        keeps more of the people's. ``None``: the one under which held-out people are most likely;
+        keeps more of the people's. ``None``: the least that costs held-out people next to nothing;
         ``numpy.inf``: covariances are left as they are, as in ComBat.
     random_state
         Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
@@ -166,13 +166,13 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
         design = self._design(inputs, codes.astype(np.intp), None if subject is None else _who(subject, rows))
-        self._standardise(array)
+        self._standardise(array, design.weight)
         self.support_ = _support(inputs, self.sites_)
         z = self._standardised(self._filled_at_fit(array, design))
         self.model_ = fit_site_model(z, design, mixing=self.mixing)
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
-        self._warn(design)
+        self._warn_of_small_sites()
         return self
 
     def _check(self, inputs: Inputs, *, site_given: bool) -> None:
@@ -207,11 +207,12 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             n_sites=len(self.sites_),
         )
 
-    def _standardise(self, array: FloatArray) -> None:
-        """Learn each feature's mean and scale, and which of them and of their values are left alone."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # columns without any value
-            mean, deviation = np.nanmean(array, axis=0), np.nanstd(array, axis=0)
+    def _standardise(self, array: FloatArray, weight: FloatArray) -> None:
+        """Learn each feature's mean and scale over people, and what of it is left alone."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # answered below
+            people = weight @ ~np.isnan(array)
+            mean = np.nansum(array * weight[:, None], axis=0) / people
+            deviation = np.sqrt(np.nansum((array - mean) ** 2 * weight[:, None], axis=0) / people)
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(array.shape[1])])
         for wrong, why in (
             (np.isnan(mean), "has no value in any row"),
@@ -275,7 +276,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             goal = design.c * np.sqrt(design.weight)[:, None]
             self.readers_[k] = np.linalg.solve(columns.T @ columns + np.diag(penalty), columns.T @ goal)
 
-    def _warn(self, design: Design) -> None:
+    def _warn_of_small_sites(self) -> None:
         small = [str(self.sites_[s]) for s in np.flatnonzero(self.model_.people < 3)]
         if small and len(self.sites_) > 1:
             warnings.warn(
