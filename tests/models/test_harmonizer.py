@@ -9,7 +9,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import equipool as ep
 from equipool.exceptions import EquipoolWarning, InputError
-from equipool.models.sitemodel import Design, fit_site_model, fit_trend
+from equipool.models.sitemodel import Design, fit_site_model
+from equipool.models.trend import fit_trend
 
 SITES = ("GE", "Philips", "Siemens")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
+from equipool.models.encoding import covariate_frame, encode
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
@@ -25,34 +26,6 @@ __all__ = ["SiteHarmonizer"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 UnseenSite = Literal["error", "pooled", "adapt"]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How the user's covariates become numbers: categories of more than two levels are taken apart."""
-
-    columns: tuple[str, ...]
-    categories: dict[str, tuple[str, ...]]
-    names: tuple[str, ...] = ()
-    levels: tuple[tuple[str, ...] | None, ...] = ()
-
-    def apart(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the frame with a 0/1 column for each level but the first of a category."""
-        columns: dict[str, Any] = {}
-        for name in frame.columns:
-            levels = self.categories.get(name)
-            if levels is None:
-                columns[name] = frame[name]
-                continue
-            labels = parse_labels(frame[name])
-            wrong = [k for k, label in enumerate(labels) if label not in levels]
-            if wrong:
-                raise InputError(
-                    f"The covariate {name!r} is {labels[wrong[0]]!r} in row {wrong[0] + 1}; at fit it was "
-                    f"one of {', '.join(levels)}."
-                )
-            columns |= {f"{name}={level}": (labels == level).astype(float) for level in levels[1:]}
-        return pd.DataFrame(columns, index=frame.index)
 
 
 class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -152,9 +125,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         array = self._features(X, reset=True)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        frame = _covariate_frame(covariates, len(array))
+        frame = covariate_frame(covariates, len(array))
         rows = _mask(fit_on, len(array))
-        frame, encoding = frame[rows], _encode(frame[rows])
+        frame, encoding = frame[rows], encode(frame[rows])
         inputs = Inputs.from_arrays(
             X.loc[rows] if hasattr(X, "columns") else array[rows],
             site=np.zeros(int(rows.sum()), dtype=int) if site is None else _rows(site, rows, "site"),
@@ -416,7 +389,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             x = z - shift[codes] if codes is not None else z
             weights = self.readers_[int(known)]
             return x @ weights[:-1] + weights[-1]
-        frame = _covariate_frame(covariates, len(z), names=self.encoding_.columns)
+        frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
         require_columns(frame, self.encoding_.columns)
         frame = frame[list(self.encoding_.columns)]
         return parse_covariates(self.encoding_.apart(frame), names, levels)
@@ -492,45 +465,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if self.reference_site is not None:
             alone |= codes == self._reference()
         return alone[:, None]
-
-
-def _encode(frame: pd.DataFrame) -> Encoding:
-    """Find the categories with more than two levels; their levels are kept in alphabetical order."""
-    categories = {}
-    for name in frame.columns:
-        column = frame[name]
-        said = isinstance(column.dtype, pd.CategoricalDtype)
-        if not said and pd.to_numeric(column, errors="coerce").notna().any():
-            continue  # numbers, perhaps with a slip: the validator names the cell
-        labels = parse_labels(column)
-        levels = sorted({label for label in labels if label is not None})
-        if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
-            categories[str(name)] = tuple(levels)
-    return Encoding(tuple(map(str, frame.columns)), categories)
-
-
-def _covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """Return covariates as a frame; what has no names of its own takes those known from fit, by position."""
-    if covariates is None:
-        return pd.DataFrame(index=range(rows))
-    if isinstance(covariates, (pd.DataFrame, dict)):
-        frame = pd.DataFrame(covariates).reset_index(drop=True).rename(columns=str)
-        if names is not None and frame.shape[1] == len(names) == 1 and names[0] == "c0":
-            frame.columns = list(names)
-    elif isinstance(covariates, pd.Series):
-        name = names[0] if names is not None and len(names) == 1 else str(covariates.name or "c0")
-        frame = covariates.reset_index(drop=True).to_frame(name)
-    else:
-        array = np.asarray(covariates)
-        array = array[:, None] if array.ndim == 1 else array
-        if names is not None and array.shape[1] != len(names):
-            raise InputError(
-                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {array.shape[1]}."
-            )
-        frame = pd.DataFrame(array, columns=list(names or (f"c{k}" for k in range(array.shape[1]))))
-    if len(frame) != rows:
-        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
-    return frame
 
 
 def _given_sites(site: Any, rows: int) -> NDArray[Any]:

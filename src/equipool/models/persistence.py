@@ -21,8 +21,10 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
-from equipool.models.harmonizer import Encoding, SiteHarmonizer
-from equipool.models.sitemodel import SiteModel, Trend
+from equipool.models.encoding import Encoding
+from equipool.models.harmonizer import SiteHarmonizer
+from equipool.models.sitemodel import SiteModel
+from equipool.models.trend import Trend
 
 __all__ = ["SCHEMA", "load", "save"]
 
