@@ -121,6 +121,8 @@ def test_a_file_that_holds_no_settings_is_answered(tmp_path, text):
     path.write_text(text)
     with pytest.raises(InputError, match=r"settings.json holds no settings .* as `equipool select` writes"):
         methods.read_settings(path)
+    with pytest.raises(InputError, match=r"other.json does not exist; `equipool select` writes"):
+        methods.read_settings(tmp_path / "other.json")
 
 
 def test_the_command_draws_tau_and_prints_the_table(quick, tmp_path, monkeypatch, capsys):

@@ -66,6 +66,8 @@ def settings_of(dataset: str, method: str, settings: Settings | None = None) -> 
 
 def read_settings(path: Path) -> Settings:
     """Read settings as :func:`equipool.evaluate.selection.select` writes them."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; `equipool select` writes such a file as DIR/settings.json.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         for dataset, methods in found.items():
