@@ -41,3 +41,12 @@ def cache(tmp_path_factory):
         except EquipoolError as error:
             pytest.skip(f"the UCI files cannot be fetched here: {error}")
         yield folder
+
+
+@pytest.fixture(scope="session")
+def arc4mm():
+    """The BIDS derivative of 203 real brains from two scanners, where it is at hand."""
+    path = SHARED / "arc4mm"
+    if not path.is_dir():
+        pytest.skip("the arc4mm images are not on this machine")
+    return path
