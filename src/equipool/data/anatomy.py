@@ -1,0 +1,188 @@
+"""Made-up brains: the MNI152 tissue maps, bent for each person, aged, and thinned by Alzheimer's disease."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipool.exceptions import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Anatomy", "Traits", "mni_grid"]
+
+FloatArray = NDArray[np.float64]
+
+# The paper's box: 91 × 109 × 91 voxels at 2 mm.
+CORNER, EXTENT = (-90.0, -126.0, -72.0), (182.0, 218.0, 182.0)
+
+# Where Alzheimer's disease takes grey matter: centre and width in mm, strength. Right side; mirrored.
+AD_REGIONS = (
+    ((27.0, -20.0, -15.0), 9.0, 1.0),  # hippocampus
+    ((24.0, -4.0, -28.0), 8.0, 0.9),  # amygdala, entorhinal cortex
+    ((54.0, -18.0, -20.0), 12.0, 0.6),  # temporal gyri
+    ((46.0, -60.0, 34.0), 10.0, 0.4),  # parietal
+    ((4.0, -52.0, 28.0), 8.0, 0.4),  # posterior cingulate
+)
+BENDS = (((6, 7, 6), 2.2), ((11, 13, 11), 0.9))  # knots of the random deformations and their size in mm
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What makes one brain: a seed for its shape, the age its brain looks like, and how ill it is.
+
+    ``atrophy`` is 0 for a healthy person and about 1 for one with Alzheimer's disease.
+    """
+
+    seed: tuple[int, ...]
+    age: float
+    atrophy: float = 0.0
+    size: float = 0.0
+
+
+def mni_grid(resolution: float) -> tuple[tuple[int, int, int], FloatArray]:
+    """Return shape and affine of the paper's box at a resolution in mm.
+
+    Examples
+    --------
+    >>> mni_grid(2.0)[0], mni_grid(4.0)[0]
+    ((91, 109, 91), (46, 55, 46))
+    """
+    if not 1 <= resolution <= 8:
+        raise InputError(f"resolution must lie between 1 and 8 mm. Got {resolution}.")
+    x, y, z = (math.ceil(length / resolution) for length in EXTENT)
+    affine = np.diag([resolution, resolution, resolution, 1.0])
+    affine[:3, 3] = CORNER
+    return (x, y, z), affine
+
+
+class Anatomy:
+    """The template and what moves it, on one grid.
+
+    Above 3 mm, brains are made at half the voxel size and averaged, so that voxels at borders hold both
+    tissues, as in a scanner.
+
+    Parameters
+    ----------
+    resolution
+        Voxel size in mm.
+    """
+
+    def __init__(self, resolution: float = 4.0) -> None:
+        import torch
+
+        self.shape, self.affine = mni_grid(resolution)
+        self.finer = 2 if resolution >= 3 else 1
+        self.step = resolution / self.finer
+        self.fine = tuple(n * self.finer for n in self.shape)
+        self.corner = np.array(CORNER) - (self.finer - 1) * self.step / 2
+        tissues, self.source_corner, self.source_step = _tissues(self.finer if self.step >= 2 else 1)
+        self.tissues = torch.from_numpy(tissues)
+        axes = [torch.arange(n) * self.step + c for n, c in zip(self.fine, self.corner, strict=True)]
+        self.points = torch.stack(torch.meshgrid(*axes, indexing="ij"))
+        still = self._sample(self.points)
+        self.mask = self._pool(still).sum(dim=0).numpy() > 0.5
+        self._prepare_effects(still)
+
+    def _prepare_effects(self, still: Tensor) -> None:
+        """Make the maps of where ventricles push, sulci widen and the disease takes grey matter."""
+        import torch
+
+        x, y, z = self.points
+        csf = still[2] * (still.sum(dim=0) > 0.9)
+        deep = torch.exp(-((x / 24) ** 2 + ((y + 8) / 40) ** 2 + ((z - 12) / 18) ** 2))
+        ventricles = self._smooth(csf * (deep > 0.37), 4.0)
+        self.push = self._gradient(ventricles / ventricles.max())
+        self.sulci = 0.35 + self._smooth(csf * (deep < 0.2), 5.0).clamp_max(0.5) * 1.5
+        self.disease = torch.zeros_like(x)
+        for (cx, cy, cz), width, strength in AD_REGIONS:
+            for side in (-1, 1):
+                squared = (x - side * cx) ** 2 + (y - cy) ** 2 + (z - cz) ** 2
+                self.disease += strength * torch.exp(-squared / (2 * width**2))
+        self.disease.clamp_max_(1.0)
+        self.horns = self._gradient(self._smooth(self.disease * (csf > 0.3), 4.0))
+
+    def brain(self, traits: Traits) -> Tensor:
+        """Return one person's shares of grey matter, white matter and fluid, (3, x, y, z)."""
+        years = (traits.age - 50.0) / 45.0
+        moved = self.points + self._bend(traits)
+        moved = moved + (0.3 + 2.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
+        grey, white, fluid = self._sample(moved)
+        loss = 0.20 * years * self.sulci + 0.26 * traits.atrophy * self.disease
+        lost = grey * loss.clamp(0, 0.9)
+        return self._pool(_stack(grey - lost, white, fluid + lost))
+
+    def _bend(self, traits: Traits) -> Tensor:
+        """Return a smooth random displacement in mm, with the head's size."""
+        import torch
+        from torch.nn.functional import interpolate
+
+        rng = np.random.default_rng(traits.seed)
+        bend = torch.zeros_like(self.points)
+        for knots, size in BENDS:
+            draws = torch.from_numpy(rng.normal(0, size, (1, 3, *knots)).astype(np.float32))
+            bend += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
+        return bend - traits.size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
+
+    def _sample(self, points: Tensor) -> Tensor:
+        """Return the tissues at points (3, …) in mm."""
+        import torch
+        from torch.nn.functional import grid_sample
+
+        corner = torch.tensor(self.source_corner, dtype=torch.float32).view(3, 1, 1, 1)
+        size = torch.tensor(self.tissues.shape[1:], dtype=torch.float32).view(3, 1, 1, 1)
+        unit = 2 * (points - corner) / self.source_step / (size - 1) - 1
+        grid = unit.flip(0).permute(1, 2, 3, 0)[None]  # grid_sample counts z, y, x
+        return grid_sample(self.tissues[None], grid, mode="bilinear", align_corners=True)[0]
+
+    def _pool(self, maps: Tensor) -> Tensor:
+        from torch.nn.functional import avg_pool3d
+
+        return maps if self.finer == 1 else avg_pool3d(maps[None], self.finer)[0]
+
+    def _smooth(self, volume: Tensor, width: float) -> Tensor:
+        """Return a volume smoothed by a Gaussian of a width (standard deviation) in mm."""
+        import torch
+        from scipy.ndimage import gaussian_filter
+
+        return torch.from_numpy(gaussian_filter(volume.numpy(), width / self.step))
+
+    def _gradient(self, volume: Tensor) -> Tensor:
+        """Return the gradient's direction field, at most about 1 long."""
+        import torch
+
+        field = torch.stack(torch.gradient(volume))
+        return field / field.norm(dim=0).max().clamp_min(1e-12)
+
+
+def _stack(*maps: Tensor) -> Tensor:
+    import torch
+
+    return torch.stack(maps)
+
+
+def _tissues(average: int) -> tuple[NDArray[np.float32], FloatArray, float]:
+    """Return grey matter, white matter and fluid of the template, their corner and voxel size in mm."""
+    from nilearn.datasets import load_mni152_gm_template, load_mni152_template, load_mni152_wm_template
+
+    head = load_mni152_template(resolution=1)
+    grey, white = (
+        np.asarray(load(resolution=1).dataobj, dtype=np.float32)
+        for load in (load_mni152_gm_template, load_mni152_wm_template)
+    )
+    inside = np.asarray(head.dataobj) > 0.05
+    grey, white = np.clip(grey, 0, 1) * inside, np.clip(white, 0, 1) * inside
+    total = np.maximum(grey + white, 1.0)
+    grey, white = grey / total, white / total
+    maps = np.stack([grey, white, inside - grey - white]).astype(np.float32)
+    corner = head.affine[:3, 3].astype(np.float64)
+    if average == 1:
+        return maps, corner, 1.0
+    x, y, z = (n // average * average for n in maps.shape[1:])
+    cut = maps[:, :x, :y, :z].reshape(3, x // average, average, y // average, average, z // average, average)
+    return cut.mean(axis=(2, 4, 6)), corner + (average - 1) / 2, float(average)
