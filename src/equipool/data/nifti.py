@@ -43,11 +43,21 @@ class Grid:
         Voxels along each axis, and where they are in mm.
     present
         In how many images each voxel is finite and not zero.
+    brightness
+        The median of the magnitudes of each image that are not zero.
     """
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
     present: NDArray[np.int32]
+    brightness: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
+        sides = np.linalg.norm(self.affine[:3, :3], axis=0).round(3)
+        return (
+            f"{_size(self.shape)} voxels of {_size(sides)} mm, {_Header(self.shape, self.affine).orientation}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +132,7 @@ def survey(
             each(k, values)
     _raise_problems(paths, problems)
     _warn_of_brightness(paths, brightness)
-    return Grid(shape, affine, present)
+    return Grid(shape, affine, present, tuple(brightness.values()))
 
 
 def read_volume(path: Path) -> FloatArray:
