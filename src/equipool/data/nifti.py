@@ -110,6 +110,8 @@ def survey(
     """
     if not paths:
         raise InputError("No images were given; give at least one NIfTI file.")
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1. Got {jobs}.")
     headers, problems = _read_headers(paths)
     shape, affine = _majority(headers, problems, paths)
     if mask is not None and mask.shape != shape:
