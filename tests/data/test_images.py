@@ -173,6 +173,8 @@ def test_masks_that_do_not_fit(files, tmp_path, cache):
     elsewhere = save(tmp_path / "mask.nii", np.ones(SHAPE), AFFINE + np.eye(4), dtype=np.uint8)
     with pytest.raises(InputError, match="mask lies elsewhere"):
         Volumes.build(files, mask=elsewhere, cache=cache)
+    with pytest.raises(InputError, match="mask lies elsewhere"):
+        check_volumes(files, mask=elsewhere)
     with pytest.raises(InputError, match=r"no\.nii does not exist"):
         Volumes.build(files, mask=tmp_path / "no.nii", cache=cache)
     assert list(cache.iterdir()) == []

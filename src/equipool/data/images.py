@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.data.nifti import Grid, check_volumes, read_mask, read_volume, survey, write_volume
+from equipool.data.nifti import (
+    check_volumes,
+    read_mask,
+    read_volume,
+    require_same_place,
+    survey,
+    write_volume,
+)
 from equipool.data.uci import cache_folder
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
@@ -318,7 +325,7 @@ def _fill(
         mask = _derived_mask(grid.present, len(files))
         _compact(folder, len(files), mask)
     else:
-        _require_same_place(chosen[1], grid)
+        require_same_place(chosen[1], grid)
     assert mask is not None
     np.save(folder / SCALES, scales, allow_pickle=False)
     np.save(folder / MASK, mask, allow_pickle=False)
@@ -372,13 +379,6 @@ def _compact(folder: Path, people: int, mask: Mask) -> None:
         for _ in range(people):
             kept.write(np.fromfile(whole, np.int16, mask.size)[inside].tobytes())
     (folder / "kept").replace(folder / VALUES)
-
-
-def _require_same_place(affine: NDArray[np.float64] | None, grid: Grid) -> None:
-    if affine is not None and np.abs(affine - grid.affine).max() > 1e-3:
-        raise InputError(
-            "The mask lies elsewhere than the images (another affine); resample it to their grid."
-        )
 
 
 def _facts_of(path: Path) -> dict[str, Any]:

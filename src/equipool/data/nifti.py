@@ -20,7 +20,15 @@ from equipool.exceptions import EquipoolWarning, InputError
 from equipool.files import write_whole
 from equipool.validation.findings import listed, plural
 
-__all__ = ["Grid", "check_volumes", "read_mask", "read_volume", "survey", "write_volume"]
+__all__ = [
+    "Grid",
+    "check_volumes",
+    "read_mask",
+    "read_volume",
+    "require_same_place",
+    "survey",
+    "write_volume",
+]
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -73,7 +81,11 @@ class _Header:
 
 
 def check_volumes(
-    paths: Iterable[str | Path], *, mask: Mask | None = None, jobs: int = 1, progress: bool = False
+    paths: Iterable[str | Path],
+    *,
+    mask: ArrayLike | str | Path | None = None,
+    jobs: int = 1,
+    progress: bool = False,
 ) -> Grid:
     """Read every image once and raise one error that names all files that cannot be pooled with the rest.
 
@@ -87,13 +99,16 @@ def check_volumes(
     paths
         The files, ``.nii`` or ``.nii.gz``.
     mask
-        (x, y, z): voxels that count; values outside of it may be anything.
+        The voxels that count, as an array (x, y, z) or a NIfTI file; values elsewhere may be anything.
     jobs
         How many files to read at a time.
     progress
         Whether to say on the terminal how far it is.
     """
-    return survey(tuple(Path(path) for path in paths), mask=mask, jobs=jobs, progress=progress)
+    inside, affine = (None, None) if mask is None else read_mask(mask)
+    grid = survey(tuple(Path(path) for path in paths), mask=inside, jobs=jobs, progress=progress)
+    require_same_place(affine, grid)
+    return grid
 
 
 def survey(
@@ -161,6 +176,14 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
     if not inside.any():
         raise InputError("The mask is empty; it must hold at least one voxel that is not 0.")
     return inside, affine
+
+
+def require_same_place(affine: NDArray[np.float64] | None, grid: Grid) -> None:
+    """Raise an error where a mask's affine is not that of the images."""
+    if affine is not None and np.abs(affine - grid.affine).max() > TOLERANCE:
+        raise InputError(
+            "The mask lies elsewhere than the images (another affine); resample it to their grid."
+        )
 
 
 def write_volume(path: str | Path, values: ArrayLike, like: Any) -> Path:

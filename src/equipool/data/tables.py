@@ -15,7 +15,7 @@ from typing import Unpack
 import numpy as np
 import pandas as pd
 
-from equipool.data.nifti import check_volumes, read_mask
+from equipool.data.nifti import check_volumes
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
 from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
 from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
@@ -119,7 +119,7 @@ def _with_intensity(
     """Check the images of a table; return it with their median intensity, and what is to be said of them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(image_paths(table, images), mask=None if mask is None else read_mask(mask)[0])
+        grid = check_volumes(image_paths(table, images), mask=mask)
     seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
     seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
     return table.assign(**{INTENSITY: grid.brightness}), seen
