@@ -75,6 +75,7 @@ class OnDisk:
         self.shape = (n, voxels)
 
     def columns(self, start: int, stop: int) -> np.ndarray:
+        """Return some voxels of everybody."""
         return self.values[:, start:stop].astype(np.float32)
 
 

@@ -201,6 +201,7 @@ def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
                     "voxel needs a finite number: fill it in, or leave it out of the mask."
                 )
             yield start + first, tile
+        del block  # or two of them would be held while the next one is read
 
 
 def _regress(
@@ -377,7 +378,8 @@ def clusters(
         centre_z, the mean place weighted by |t|.
     """
     affine = np.asarray(affine, dtype=np.float64)
-    size = abs(float(np.linalg.det(affine[:3, :3])))
+    # By hand, because numpy's determinant of a diagonal 8, 8, 8 is 511.9999999999994.
+    size = abs(float(np.cross(affine[:3, 0], affine[:3, 1]) @ affine[:3, 2]))
     keep = statistics.significant() if keep is None else _flags("keep", keep, statistics)
     t, p = in_volume(statistics.t, mask), in_volume(statistics.p, mask, fill=1.0)
     kept = in_volume(keep, mask) > 0
