@@ -89,7 +89,7 @@ def statmap_figure(
             title += f", {found.found:.1%} of affected and {found.false:.2%} of unaffected voxels called"
         brain.draw(line, heights, np.where(called[name], m.t, np.nan), top, title, outline=truth)
     brain.label(lines[-1], heights)
-    _colour_bar(figure, top, next(iter(maps.values())), alpha, correction)
+    _colour_bar(figure, top, maps, alpha, correction)
     return figure
 
 
@@ -127,7 +127,7 @@ def glass_figure(
             cmap=_colours(),
             colorbar=False,
         )
-    _colour_bar(figure, top, next(iter(maps.values())), alpha, correction)
+    _colour_bar(figure, top, maps, alpha, correction)
     return figure
 
 
@@ -231,7 +231,7 @@ class _Brain:
                 raise InputError(f"slices must be heights in mm inside the volume. Got {list(slices)}.")
             return list(indices)
         where = np.argwhere(self.turned(in_volume(shown, self.mask)))[:, 2]
-        low, high = np.percentile(where, [2, 98]) if len(where) else (self.low[2], self.high[2])
+        low, high = np.percentile(where, [5, 95]) if len(where) else (self.low[2], self.high[2])
         # What is small is shown with its surroundings.
         centre, reach = (low + high) / 2, max((high - low) / 2, (slices - 1) / 2)
         spread = np.round(np.linspace(centre - reach, centre + reach, slices)).astype(int)
@@ -293,13 +293,17 @@ def _colours() -> Colormap:
     return LinearSegmentedColormap.from_list("blue-orange", list(zip(places, SHADES, strict=True)))
 
 
-def _colour_bar(figure: Figure, top: float, first: StatMap, alpha: float, correction: Correction) -> None:
+def _colour_bar(
+    figure: Figure, top: float, maps: Mapping[str, StatMap], alpha: float, correction: Correction
+) -> None:
     """Draw the one colour bar, with what is shown and what a positive value means."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     how = {"bonferroni": "Bonferroni", "fdr": "FDR", None: "uncorrected"}[correction]
-    label = f"t{f' ({plain(first.contrast)})' if first.contrast else ''}, p < {alpha:g} {how}"
+    contrasts = {m.contrast for m in maps.values()}
+    what = f" ({plain(*contrasts)})" if len(contrasts) == 1 and "" not in contrasts else ""
+    label = f"t{what}, p < {alpha:g} {how}"
     shades = ScalarMappable(Normalize(-top, top), _colours())
     bar = figure.colorbar(shades, ax=figure.axes, shrink=0.8, aspect=30, pad=0.01)
     bar.set_label(label, fontsize=8)
