@@ -63,10 +63,10 @@ def pooling_figure(
             own = pool.site == s
             colour = COLOURS[s % len(COLOURS)]
             axes.plot(
-                pool.C[own, 0], values[own, k], ".", color=colour, markersize=4, alpha=0.7, label=_plain(site)
+                pool.C[own, 0], values[own, k], ".", color=colour, markersize=4, alpha=0.7, label=plain(site)
             )
-        axes.set_xlabel(f"{_plain(covariate.name)} ({covariate.unit})" if covariate.unit else covariate.name)
-        axes.set_title(f"{_plain(feature)}, {title}", fontsize=10)
+        axes.set_xlabel(f"{plain(covariate.name)} ({covariate.unit})" if covariate.unit else covariate.name)
+        axes.set_title(f"{plain(feature)}, {title}", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     after.sharey(before)
     before.legend(fontsize=8, frameon=False)
@@ -106,7 +106,7 @@ def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:
     left = np.zeros(len(shown))
     for k, column in enumerate(classes or ["rows"]):
         width = table[column].to_numpy(dtype=float)
-        label = _plain(column.replace("=", " = ", 1)) if classes else None
+        label = plain(column.replace("=", " = ", 1)) if classes else None
         axes.barh(range(len(shown)), width, left=left, color=COLOURS[k % len(COLOURS)], label=label)
         left += width
     _site_axis(axes, shown)
@@ -125,7 +125,7 @@ def _draw_spread(axes: Axes, report: PreflightReport, name: str, shown: list[str
         axes.fill_between(centres, k, k - 0.75 * density, color=colour, alpha=0.5, linewidth=0)
         axes.plot(own, k + rng.uniform(0.04, 0.2, len(own)), ".", color=colour, markersize=2, alpha=0.6)
     _site_axis(axes, shown)
-    axes.set_xlabel(_plain(name))
+    axes.set_xlabel(plain(name))
     share = report.common[name]
     axes.set_title(f"{share:.0%} of people lie where all sites have somebody", fontsize=10)
 
@@ -154,16 +154,16 @@ def _draw_overlap(axes: Axes, report: PreflightReport, name: str, shown: list[st
     labels = axes.get_yticklabels() if len(shown) <= 10 else []
     axes.set_xticks(range(len(labels)), [label.get_text() for label in labels], fontsize=8)
     axes.tick_params(axis="x", rotation=45 if len(shown) > 4 or max(map(len, shown)) > 10 else 0)
-    axes.set_title(f"Shared range of {_plain(name, longest=20)}, share of people", fontsize=10)
+    axes.set_title(f"Shared range of {plain(name, longest=20)}, share of people", fontsize=10)
 
 
-def _plain(name: str, *, longest: int = 40) -> str:
+def plain(name: str, *, longest: int = 40) -> str:
     """Return a name that matplotlib draws as it is: a dollar sign would start a formula."""
     short = name if len(name) <= longest else name[: longest - 1] + "…"
     return short.replace("\\", "\\\\").replace("$", r"\$") if "$" in short else short
 
 
 def _site_axis(axes: Axes, shown: list[str]) -> None:
-    axes.set_yticks(range(len(shown)), [_plain(site, longest=16) for site in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [plain(site, longest=16) for site in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.9)
     axes.spines[["top", "right"]].set_visible(False)
