@@ -1,0 +1,237 @@
+"""What sites do to volumes, in closed form: gain, shift, noise and spread, voxel by voxel.
+
+A scan is gain · (trend(covariates) + the site's shift + what is the person's own, stretched by the site) plus
+the site's noise. The gain is each scan's own; trend and shift come from one regression; the noise is
+estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter, so that a
+noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites.
+Everything is a sum over people: volumes are read in blocks, a few times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipool.data.images import Volumes
+
+__all__ = ["Box", "VolumeSites", "fit_volume_sites"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+BLOCK = 16  # volumes at a time
+SMOOTH = 0.6  # voxels: what is finer is detail, in which noise is looked for
+QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own in the finest pattern
+KEPT = 0.1  # least share of the detail that stays
+SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
+CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """Rows of brain voxels and the box they stand in."""
+
+    mask: Mask
+
+    def smooth(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return rows smoothed within the brain."""
+        from scipy.ndimage import gaussian_filter
+
+        weight = np.maximum(gaussian_filter(self.mask.astype(np.float64), SMOOTH)[self.mask], 1e-6)
+        result = np.empty(rows.shape)
+        for k, row in enumerate(rows):
+            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self.mask] / weight
+        return result
+
+    def finest(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return the difference of neighbours along all three axes: white noise keeps its variance in it."""
+        inside = self._all_inside()
+        return np.stack([_differences(self._filled(row))[inside] for row in rows]) / np.sqrt(8.0)
+
+    def detail_of_noise(self) -> float:
+        """Return the variance that white noise of variance 1 has in what :meth:`smooth` takes away."""
+        from scipy.ndimage import gaussian_filter
+
+        point = np.zeros((9, 9, 9))
+        point[4, 4, 4] = 1.0
+        return float(((point - gaussian_filter(point, SMOOTH)) ** 2).sum())
+
+    def _filled(self, row: NDArray[np.floating]) -> FloatArray:
+        box = np.zeros(self.mask.shape)
+        box[self.mask] = row
+        return box
+
+    def _all_inside(self) -> Mask:
+        inside = self.mask
+        for axis in range(3):
+            first = np.take(inside, range(inside.shape[axis] - 1), axis)
+            inside = first & np.take(inside, range(1, inside.shape[axis]), axis)
+        return inside
+
+
+@dataclass(frozen=True, eq=False)
+class VolumeSites:
+    """What was learned of the sites.
+
+    Attributes
+    ----------
+    template
+        (voxels,): the mean volume, each scan having the median 1.
+    unit
+        The typical gain, in which harmonized volumes are given back.
+    coefficients, square_means
+        Of the covariates and their squares, (2K, voxels); means of the squares, (K,).
+    centre, shift
+        (voxels,) and (sites, voxels): the pool's value at covariates 0, and each site's distance from it.
+    kept
+        (sites, voxels): share of the detail that is no noise.
+    spread
+        (sites, voxels): ratio of a site's spread to the pooled one.
+    """
+
+    template: FloatArray
+    unit: FloatArray
+    coefficients: FloatArray
+    square_means: FloatArray
+    centre: FloatArray
+    shift: FloatArray
+    kept: FloatArray
+    spread: FloatArray
+
+    def remove(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
+        """Return volumes without their site, the covariates' trend kept, in units of the pool."""
+        trend = self.expected(c)
+        own = self.normalised(rows) - trend - self.shift[site]
+        own = self._quiet(own, site, box) / self.spread[site]
+        return (trend + own) * float(self.unit)
+
+    def expected(self, c: FloatArray) -> FloatArray:
+        """Return the trend at covariates (rows, K)."""
+        return self.centre + _powers(c, self.square_means) @ self.coefficients
+
+    def normalised(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return volumes at gain 1: the median ratio to the template is 1, which few voxels can move."""
+        return np.asarray(rows, dtype=np.float64) / gains(rows, self.template)[:, None]
+
+    def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
+        smooth = box.smooth(own)
+        return smooth + self.kept[site] * (own - smooth)
+
+
+def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
+    """Return each scan's median ratio to the template, over the voxels where the template is bright."""
+    bright = template > 0.5 * np.median(template)
+    ratio = np.median(np.asarray(rows, dtype=np.float64)[:, bright] / template[bright], axis=1)
+    return np.where(ratio > 0, ratio, 1.0)
+
+
+def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
+    """Fit in five passes over the volumes.
+
+    Parameters
+    ----------
+    volumes
+        The training scans.
+    c, site
+        Scaled covariates (people, K) and site numbers.
+    extra
+        What else explains volumes and is not the site's, such as the diagnosis, (people, E); it is allowed
+        for when shifts are estimated, and stays in the volumes.
+    """
+    box = Box(volumes.mask)
+    template, unit = _template(volumes)
+    count = int(site.max()) + 1
+    dummies = np.eye(count)[site]
+    people = dummies.sum(axis=0)
+    square_means = (c**2).mean(axis=0) if len(c) else np.zeros(c.shape[1])
+    powers = _powers(c, square_means)
+    design = np.hstack([dummies, powers, extra - extra.mean(axis=0)])
+    ridge = np.zeros(design.shape[1])
+    ridge[count:] = 1e-9 * len(c)
+    ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
+
+    def normalised() -> Iterator[tuple[slice, FloatArray]]:
+        for start, rows in _blocks(volumes):
+            part = slice(start, start + len(rows))
+            yield part, rows / gains(rows, template)[:, None]
+
+    moments = sum(design[part].T @ rows for part, rows in normalised())
+    solution = np.linalg.solve(design.T @ design + np.diag(ridge), moments)
+
+    def residuals() -> Iterator[tuple[slice, FloatArray]]:
+        for part, rows in normalised():
+            yield part, rows - design[part] @ solution
+
+    kept = _kept_detail(residuals, dummies, box)
+
+    def quiet() -> Iterator[tuple[slice, FloatArray]]:
+        for part, rows in residuals():
+            smooth = box.smooth(rows)
+            yield part, (smooth + kept[site[part]] * (rows - smooth)) ** 2
+
+    squares = sum(dummies[part].T @ rows for part, rows in quiet())
+    pooled = squares.sum(axis=0) / len(c)
+    own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
+    still = pooled <= 1e-12
+    spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
+    centre = (people / people.sum()) @ solution[:count]
+    return VolumeSites(
+        template=template,
+        unit=np.asarray(unit),
+        coefficients=solution[count : count + powers.shape[1]],
+        square_means=square_means,
+        centre=centre,
+        shift=solution[:count] - centre,
+        kept=kept,
+        spread=spread,
+    )
+
+
+def _kept_detail(
+    residuals: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray, box: Box
+) -> FloatArray:
+    """Return for each site and voxel the share of the detail that is no noise: 1 − noise / (noise + own).
+
+    The noise of a site is read where the finest pattern varies least between people (after Donoho, who reads
+    it from the finest wavelets).
+    """
+    finest = details = 0.0
+    for part, rows in residuals():
+        finest = finest + dummies[part].T @ box.finest(rows) ** 2
+        details = details + dummies[part].T @ (rows - box.smooth(rows)) ** 2
+    people = np.maximum(dummies.sum(axis=0), 1.0)[:, None]
+    noise = np.quantile(finest / people, QUIET, axis=1, keepdims=True) * box.detail_of_noise()
+    # Variances of one site's voxels are rough; neighbours have much the same.
+    detail = box.smooth(details / people)
+    share: FloatArray = np.clip(1 - noise / np.maximum(detail, 1e-300), KEPT, 1.0)
+    return share
+
+
+def _template(volumes: Volumes) -> tuple[FloatArray, float]:
+    """Return the mean of scans with the median 1, and the geometric mean of their medians."""
+    total, logs = np.zeros(volumes.shape[1]), 0.0
+    for _, rows in _blocks(volumes):
+        middle = np.median(rows, axis=1)
+        middle = np.where(middle > 0, middle, 1.0)
+        total += (rows / middle[:, None]).sum(axis=0)
+        logs += float(np.log(middle).sum())
+    return np.maximum(total / len(volumes), 1e-6), float(np.exp(logs / len(volumes)))
+
+
+def _blocks(volumes: Volumes) -> Iterator[tuple[int, FloatArray]]:
+    for k, rows in enumerate(volumes.blocks(BLOCK)):
+        yield k * BLOCK, rows.astype(np.float64)
+
+
+def _powers(c: FloatArray, square_means: FloatArray) -> FloatArray:
+    return np.hstack([c, c**2 - square_means])
+
+
+def _differences(box: FloatArray) -> FloatArray:
+    for axis in range(3):
+        box = np.diff(box, axis=axis)
+    return box
