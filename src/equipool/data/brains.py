@@ -68,7 +68,7 @@ class Cohort:
     ages: tuple[float, float] = (50.0, 95.0)
     mean_age: float = 74.0
     age_sd: float = 9.0
-    overlap: float = 0.9
+    overlap: float = 0.95
 
 
 GE = Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1.0, bias=0.08)
@@ -264,7 +264,7 @@ class SimulatedBrains:
         from nibabel.nifti1 import Nifti1Image
 
         kind = np.uint8 if volume.dtype == bool else np.float32
-        image: Any = Nifti1Image(volume.astype(kind), self.anatomy.affine)  # type: ignore[no-untyped-call]
+        image: Any = Nifti1Image(volume.astype(kind), self.anatomy.affine)
         image.header.set_xyzt_units("mm")
         image.header["sform_code"] = image.header["qform_code"] = 4
         # The same volume gives the same bytes: the time of writing is left out.

@@ -205,6 +205,13 @@ class Volumes:
         images[..., self.mask] = given
         return images
 
+    def with_values(self, values: ArrayLike) -> Volumes:
+        """Return the same people with other values (people, voxels), in memory."""
+        given = np.asarray(values, dtype=np.float32)
+        if given.shape != self.shape:
+            raise InputError(f"Expected values of shape {self.shape}. Got {given.shape}.")
+        return replace(self, store=given, rows=np.arange(len(given)), scales=None)
+
     def write(self, values: ArrayLike, index: int, path: str | Path) -> Path:
         """Write one person's voxels (voxels,) as NIfTI with the header of that person's image.
 
@@ -218,7 +225,7 @@ class Volumes:
         if not self.paths:
             import nibabel
 
-            like: Any = nibabel.Nifti1Image(image, self.affine)  # type: ignore[no-untyped-call]
+            like: Any = nibabel.Nifti1Image(image, self.affine)
             like.header.set_xyzt_units("mm")
             return write_volume(path, image, like)
         source = self.paths[index]

@@ -77,7 +77,7 @@ class _Header:
     def orientation(self) -> str:
         import nibabel
 
-        return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))  # type: ignore[no-untyped-call]
+        return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))
 
 
 def check_volumes(

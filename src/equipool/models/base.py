@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,28 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from equipool.data import Covariate
+from equipool.data.images import Volumes
 from equipool.data.splits import systematic
 from equipool.exceptions import InputError
+from equipool.models.rows import (
+    Rows,
+    ScaledVolumes,
+    TrainingData,
+    as_volumes,
+    check_grid,
+    dense,
+    through,
+    voxel_scales,
+)
 from equipool.models.seeding import seed_for
+from equipool.nn import EncoderKind, coders
 from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
-__all__ = ["PoolingEstimator", "TrainingData"]
+__all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class TrainingData:
-    """The pool as tensors: scaled features, coded target, site numbers, scaled covariates."""
-
-    x: Tensor
-    y: Tensor | None
-    site: Tensor
-    c: Tensor
-
-    def rows(self, index: Tensor) -> TrainingData:
-        """Select rows."""
-        y = None if self.y is None else self.y[index]
-        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
 
 
 class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -48,6 +47,11 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     n_latent: int
+    encoder: EncoderKind
+    decoder: nn.Module | None
+    hidden: int
+    mask_: NDArray[np.bool_] | None
+    affine_mm_: FloatArray | None
     task: Task | None
     class_weight: str | None
     batch_size: int | None
@@ -62,7 +66,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X
-            Features (rows, features): an array or a data frame.
+            Features (rows, features): an array or a data frame; or volumes: a list of NIfTI paths, a
+            :class:`equipool.data.Volumes`, or a :class:`PooledDataset` of images.
         y
             Target: classes or numbers; without it the code is learned unsupervised.
         site
@@ -71,9 +76,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             Numbers (rows,) or (rows, K) that the latent space turns with.
         """
         array = self._features(X, reset=True)
+        if isinstance(array, Volumes):
+            # The validator sees the images as one column that always varies.
+            X = np.arange(len(array), dtype=np.float64)[:, None]
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         inputs = Inputs.from_arrays(
-            X if hasattr(X, "columns") else array,
+            X if hasattr(X, "columns") or isinstance(array, Volumes) else array,
             site=np.zeros(len(array), dtype=int) if site is None else site,
             covariates=covariates,
             y=y,
@@ -98,8 +106,23 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
         check_is_fitted(self, "network_")
-        vector: Tensor = self.network_.tau(self._scaled(self._features(X)).double())
+        vector = through(self.network_.tau, self._scaled(self._features(X)))
         return vector.double().numpy()
+
+    @torch.no_grad()
+    def reconstruct(self, X: Any) -> Any:
+        """Return X as the decoder rebuilds it from the codes, in units of X; volumes give volumes.
+
+        The noise of a release channel is left out. A rebuilt scan has its own mean and spread over the brain.
+        """
+        check_is_fitted(self, "network_")
+        given = self._features(X)
+        values = through(self.network_.rebuilt, self._scaled(given)).numpy() * self.feature_scale_
+        values += self.feature_mean_
+        if not isinstance(given, Volumes):
+            return values
+        rows = given.read().astype(np.float64)
+        return given.with_values(values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return names for the numbers of the code, for scikit-learn's pandas output."""
@@ -145,6 +168,27 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
         raise NotImplementedError
 
+    def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
+        mask = torch.from_numpy(self.mask_.copy()) if self.mask_ is not None else None
+        return coders(
+            self.encoder, n_features, self.n_latent, hidden=self.hidden, mask=mask, decoder=self.decoder
+        )
+
+    @property
+    def _voxel_share(self) -> float:
+        """What a voxel weighs in the reconstruction beside a feature of a table."""
+        return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+
+    def _mean_loss(
+        self, terms: Callable[[Tensor, Tensor | None], dict[str, Tensor]], data: TrainingData
+    ) -> float:
+        """Return the mean of the sum of terms over people."""
+        total = 0.0
+        for part in data.batches(self._schedule(len(data.x))[0]):
+            share = len(part.x) / len(data.x)
+            total += share * sum(term.item() for term in terms(dense(part.x), part.y).values())
+        return total
+
     def _n_outputs(self) -> int:
         """How many numbers the predictor gives: one a class, one for a number, none without a target."""
         return 0 if self.task_ is None else 1 if self.task_ == "number" else len(self.classes_)
@@ -152,23 +196,44 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _after_fit(self, data: TrainingData) -> None:
         """Learn what needs the trained networks; nothing by default."""
 
-    def _release(self, code: Tensor, x: Tensor) -> Tensor:
+    def _release(self, code: Tensor, x: Rows) -> Tensor:
         """Return the code as it leaves the estimator; unchanged by default."""
         return code
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+    def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
+        volumes = as_volumes(X, None if reset else getattr(self, "mask_", None))
+        if volumes is not None:
+            return self._checked_volumes(volumes, reset=reset)
+        if reset:
+            self.mask_, self.affine_mm_ = None, None
+        elif self.mask_ is not None:
+            raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
         refuse_text(X)
         array: FloatArray = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
         return array
 
-    def _prepare(self, inputs: Inputs, array: FloatArray, y: Any) -> TrainingData:
+    def _checked_volumes(self, volumes: Volumes, *, reset: bool) -> Volumes:
+        if reset:
+            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
+            self.n_features_in_ = volumes.shape[1]
+            if hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+        elif self.mask_ is None or self.affine_mm_ is None:
+            raise InputError("This estimator was fitted on a table; give features, not images.")
+        else:
+            check_grid(volumes, self.mask_, self.affine_mm_)
+        return volumes
+
+    def _prepare(self, inputs: Inputs, array: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
-        self.feature_mean_ = array.mean(axis=0)
-        deviation = array.std(axis=0)
+        if isinstance(array, Volumes):
+            self.feature_mean_, deviation = voxel_scales(array)
+        else:
+            self.feature_mean_, deviation = array.mean(axis=0), array.std(axis=0)
         # Features that never vary (up to rounding) pass through with the scale 1.
         still = deviation <= 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(still, 1.0, deviation)
@@ -196,7 +261,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.target_scale_ = float(values.mean()), float(values.std()) or 1.0
         return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
 
-    def _scaled(self, array: FloatArray) -> Tensor:
+    def _scaled(self, array: FloatArray | Volumes) -> Rows:
+        if isinstance(array, Volumes):
+            return ScaledVolumes(array, self.feature_mean_, self.feature_scale_, self.feature_varies_)
         scaled = (array - self.feature_mean_) / self.feature_scale_
         # What never varied at fit has no trained weights; it must not move a code afterwards.
         return torch.from_numpy(np.where(self.feature_varies_, scaled, 0.0).astype(np.float32))
@@ -239,8 +306,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @torch.no_grad()
     def _codes(self, X: Any) -> Tensor:
         check_is_fitted(self, "network_")
-        x = self._scaled(self._features(X)).double()
-        return self._release(self.network_.code(x), x)
+        x = self._scaled(self._features(X))
+        return self._release(through(self.network_.code, x), x)
 
     @torch.no_grad()
     def _output(self, X: Any) -> Tensor:

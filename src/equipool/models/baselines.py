@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from equipool.models.adversarial import Opponent
-from equipool.models.base import PoolingEstimator, TrainingData
+from equipool.models.base import PoolingEstimator
+from equipool.models.rows import TrainingData, dense
 from equipool.models.seeding import seeded
 from equipool.nn import (
     EncoderKind,
-    coder,
     grouped_mmd,
     match_loss,
     mlp,
@@ -37,11 +37,10 @@ class Autoencoder(nn.Module):
     """Encoder, decoder and predictor."""
 
     def __init__(
-        self, n_features: int, n_latent: int, n_outputs: int, *, encoder: EncoderKind, hidden: int
+        self, encoder: nn.Module, decoder: nn.Module, n_latent: int, n_outputs: int, *, hidden: int
     ) -> None:
         super().__init__()
-        self.encoder = coder(encoder, n_features, n_latent, hidden=hidden)
-        self.decoder = coder(encoder, n_latent, n_features, hidden=hidden)
+        self.encoder, self.decoder = encoder, decoder
         self.predictor = mlp(n_latent, n_outputs, hidden=hidden) if n_outputs else None
 
     def code(self, x: Tensor) -> Tensor:
@@ -53,21 +52,27 @@ class Autoencoder(nn.Module):
         """Return what stands for τ(ℓ): a method without a τ has its code."""
         return self.code(x)
 
+    def rebuilt(self, x: Tensor) -> Tensor:
+        """Return D(code)."""
+        volume: Tensor = self.decoder(self.code(x))
+        return volume
+
 
 class NaivePooler(PoolingEstimator):
     """Pool and predict; nothing is done about the site or the covariates.
 
     Parameters
     ----------
-    n_latent, encoder, hidden
-        Dimension of the code; kind of encoder and decoder; width of the hidden layers.
+    n_latent, encoder, decoder, hidden
+        Dimension of the code; encoder and decoder; width of the hidden layers; as for
+        :class:`EquivariantPooler`.
     prediction, reconstruction
         Factors of the loss.
     invariance
         Factor of the method's own term; Naive has none.
     task, class_weight, steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         As for :class:`EquivariantPooler`.
-    random_state
+    verbose, random_state
         As for :class:`EquivariantPooler`.
 
     Attributes
@@ -80,7 +85,8 @@ class NaivePooler(PoolingEstimator):
         self,
         *,
         n_latent: int = 30,
-        encoder: EncoderKind = "mlp",
+        encoder: EncoderKind = "auto",
+        decoder: nn.Module | None = None,
         hidden: int = 64,
         prediction: float = 1.0,
         reconstruction: float = 0.02,
@@ -93,10 +99,12 @@ class NaivePooler(PoolingEstimator):
         weight_decay: float = 0.0,
         patience: int = 8,
         validation_fraction: float = 0.15,
+        verbose: bool = False,
         random_state: int | None = None,
     ) -> None:
         self.n_latent = n_latent
         self.encoder = encoder
+        self.decoder = decoder
         self.hidden = hidden
         self.prediction = prediction
         self.reconstruction = reconstruction
@@ -109,6 +117,7 @@ class NaivePooler(PoolingEstimator):
         self.weight_decay = weight_decay
         self.patience = patience
         self.validation_fraction = validation_fraction
+        self.verbose = verbose
         self.random_state = random_state
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
@@ -121,8 +130,9 @@ class NaivePooler(PoolingEstimator):
 
             def step(rows: Tensor, _: int) -> dict[str, Tensor]:
                 batch = data.rows(rows)
-                code = network.code(batch.x)
-                terms = self._common_terms(network, batch, code)
+                x = dense(batch.x)
+                code = network.code(x)
+                terms = self._common_terms(network, x, batch.y, code)
                 if self._sites > 1:
                     own = self._own_term(code, batch, rows)
                     terms |= {} if own is None else {"invariance": self.invariance * own}
@@ -131,8 +141,7 @@ class NaivePooler(PoolingEstimator):
             @torch.no_grad()
             def validate() -> float:
                 part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
-                terms = self._common_terms(network, part, network.code(part.x))
-                return sum(term.item() for term in terms.values())
+                return self._mean_loss(lambda x, y: self._common_terms(network, x, y, network.code(x)), part)
 
             stops = self._stops_early and len(held.x) > 1
             self.history_ = train(
@@ -144,17 +153,20 @@ class NaivePooler(PoolingEstimator):
                 learning_rate=self.learning_rate,
                 weight_decay=self.weight_decay,
                 patience=self.patience,
+                progress=type(self).__name__ if self.verbose else None,
             ).epochs
         return network
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
-        return Autoencoder(n_features, self.n_latent, n_outputs, encoder=self.encoder, hidden=self.hidden)
+        return Autoencoder(*self._coders(n_features), self.n_latent, n_outputs, hidden=self.hidden)
 
-    def _common_terms(self, network: Autoencoder, data: TrainingData, code: Tensor) -> dict[str, Tensor]:
-        rebuilt = reconstruction_loss(data.x, network.decoder(code))
-        terms = {"reconstruction": self.reconstruction * rebuilt}
-        if data.y is not None and network.predictor is not None:
-            missed = prediction_loss(network.predictor(code), data.y, class_weights=self._class_weights)
+    def _common_terms(
+        self, network: Autoencoder, x: Tensor, y: Tensor | None, code: Tensor
+    ) -> dict[str, Tensor]:
+        rebuilt = reconstruction_loss(x, network.decoder(code))
+        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        if y is not None and network.predictor is not None:
+            missed = prediction_loss(network.predictor(code), y, class_weights=self._class_weights)
             terms["prediction"] = self.prediction * missed
         return terms
 

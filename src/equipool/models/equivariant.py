@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from equipool.groups import CovariateAction, FrameTau
-from equipool.nn import EncoderKind, coder, correlation_loss, equivariance_loss, reconstruction_loss
+from equipool.nn import correlation_loss, equivariance_loss, reconstruction_loss
 
 __all__ = ["StageOne"]
 
@@ -15,28 +15,17 @@ class StageOne(nn.Module):
 
     Parameters
     ----------
-    n_features
-        Width of X.
+    encoder, decoder
+        E and D.
     tau
         How the covariates are read from a latent.
-    encoder, hidden
-        Kind of E and D, width of their hidden layer.
     floor
         Least length of the planes that τ reads, see :meth:`FrameTau.to_sphere`.
     """
 
-    def __init__(
-        self,
-        n_features: int,
-        tau: FrameTau,
-        *,
-        encoder: EncoderKind = "mlp",
-        hidden: int = 64,
-        floor: float = 0.25,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, tau: FrameTau, *, floor: float = 0.25) -> None:
         super().__init__()
-        self.encoder = coder(encoder, n_features, tau.action.n, hidden=hidden)
-        self.decoder = coder(encoder, tau.action.n, n_features, hidden=hidden)
+        self.encoder, self.decoder = encoder, decoder
         self.tau = tau
         self.floor = floor
 

@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from equipool.data.images import Volumes
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
 from equipool.models.adversarial import Opponent
 from equipool.models.affine import fit_affine_sites
-from equipool.models.base import PoolingEstimator, TrainingData
+from equipool.models.base import PoolingEstimator
 from equipool.models.equivariant import StageOne
 from equipool.models.invariant import Objective, StageTwo
+from equipool.models.rows import Rows, TrainingData, dense, through
 from equipool.models.seeding import row_noise, seed_for, seeded
+from equipool.models.volumes import Box, fit_volume_sites
 from equipool.nn import EncoderKind, mlp, site_batches, train
 from equipool.validation import Task
 from equipool.validation.inputs import parse_covariates, parse_labels
@@ -63,6 +66,11 @@ class TwoStages(nn.Module):
         """Return τ(E(x)) as a vector."""
         return self.one.tau.vector(self.one.latent(x))
 
+    def rebuilt(self, x: Tensor) -> Tensor:
+        """Return D(Ψ(Φ(E(x))))."""
+        volume: Tensor = self.one.decoder(self.two.psi(self.code(x)))
+        return volume
+
     def predictor(self, code: Tensor) -> Tensor:
         """Return h(Φ)."""
         if self.two.predictor is None:
@@ -83,7 +91,11 @@ class EquivariantPooler(PoolingEstimator):
     n_latent
         Dimension of the sphere and of the code.
     encoder
-        ``"mlp"``, or ``"linear"`` encoder and decoder, which overfit less where people are few.
+        ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
+        decoder overfit less where people are few. Or a torch module of yours, from (rows, features), or for
+        volumes from (rows, 1, x, y, z), to (rows, n_latent).
+    decoder
+        A module of yours for the way back; for volumes it may give boxes or rows of the mask's voxels.
     hidden
         Width of the hidden layers.
     tau
@@ -117,6 +129,8 @@ class EquivariantPooler(PoolingEstimator):
     steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
         on held-out rows.
+    verbose
+        Say on the terminal how far training is.
     random_state
         The same number gives the same bits; ``None`` is 0.
 
@@ -132,7 +146,8 @@ class EquivariantPooler(PoolingEstimator):
         self,
         *,
         n_latent: int = 30,
-        encoder: EncoderKind = "mlp",
+        encoder: EncoderKind = "auto",
+        decoder: nn.Module | None = None,
         hidden: int = 64,
         tau: Literal["frame", "learned"] = "frame",
         generator: Any = "spread",
@@ -157,10 +172,12 @@ class EquivariantPooler(PoolingEstimator):
         stop_early: bool = False,
         patience: int = 8,
         validation_fraction: float = 0.15,
+        verbose: bool = False,
         random_state: int | None = None,
     ) -> None:
         self.n_latent = n_latent
         self.encoder = encoder
+        self.decoder = decoder
         self.hidden = hidden
         self.tau = tau
         self.generator = generator
@@ -185,6 +202,7 @@ class EquivariantPooler(PoolingEstimator):
         self.stop_early = stop_early
         self.patience = patience
         self.validation_fraction = validation_fraction
+        self.verbose = verbose
         self.random_state = random_state
 
     @classmethod
@@ -227,7 +245,7 @@ class EquivariantPooler(PoolingEstimator):
         tau = FrameTau(action, orbit=orbit)
         if self.tau == "learned":
             tau = LearnedTau(orbit, mlp(self.n_latent, self.n_latent, hidden=self.hidden))
-        return StageOne(n_features, tau, encoder=self.encoder, hidden=self.hidden)
+        return StageOne(*self._coders(n_features), tau)
 
     def _build_stage_two(self, one: StageOne, n_outputs: int) -> StageTwo:
         return StageTwo(one.action, self.n_latent, n_outputs, hidden=self.hidden, power=self.power)
@@ -239,7 +257,9 @@ class EquivariantPooler(PoolingEstimator):
 
             @torch.no_grad()
             def validate() -> float:
-                return sum(term.item() for term in self._stage_one_losses(one, held).values())
+                size, _ = self._schedule(len(held.x))
+                parts = [(len(p.x), self._stage_one_losses(one, p, dense(p.x))) for p in held.batches(size)]
+                return sum(n / len(held.x) * sum(t.item() for t in terms.values()) for n, terms in parts)
 
             self.history_["stage one"] = train(
                 one,
@@ -250,23 +270,26 @@ class EquivariantPooler(PoolingEstimator):
                 learning_rate=self.learning_rate,
                 weight_decay=self.weight_decay,
                 patience=self.patience,
+                progress="stage one" if self.verbose else None,
             ).epochs
             self._calibrate(one, data)
         return one
 
-    def _stage_one_losses(self, one: StageOne, data: TrainingData) -> dict[str, Tensor]:
+    def _stage_one_losses(
+        self, one: StageOne, data: TrainingData, x: Tensor | None = None
+    ) -> dict[str, Tensor]:
         return one.losses(
-            data.x,
+            dense(data.x) if x is None else x,
             data.c,
             equivariance=self.equivariance,
-            reconstruction=self.reconstruction,
+            reconstruction=self._voxel_share * self.reconstruction,
             independence=self.independence,
         )
 
     @torch.no_grad()
     def _calibrate(self, one: StageOne, data: TrainingData) -> None:
         if data.c.shape[1]:
-            one.tau.calibrate(one.latent(data.x), data.c)
+            one.tau.calibrate(_latents(one, data.x), data.c)
 
     def _fit_stage_two(self, one: StageOne, data: TrainingData, held: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
@@ -300,6 +323,7 @@ class EquivariantPooler(PoolingEstimator):
                 learning_rate=self.learning_rate,
                 weight_decay=self.weight_decay,
                 patience=self.patience,
+                progress="stage two" if self.verbose else None,
             ).epochs
             if self.finetune:
                 self._calibrate(one, data)
@@ -318,26 +342,33 @@ class EquivariantPooler(PoolingEstimator):
             transported=self.match == "transported",
         )
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            latent = one.latent(data.x)
+            x = dense(data.x)
+            latent = one.latent(x)
             upright, c = one.upright(latent)
         terms, code = two.losses(latent, upright, c, data.y, data.site, objective)
         if self.finetune:
-            terms |= self._stage_one_losses(one, data)
+            terms |= self._stage_one_losses(one, data, x)
         return terms, code
 
-    def _release(self, code: Tensor, x: Tensor) -> Tensor:
+    def _release(self, code: Tensor, x: Rows) -> Tensor:
         if self.power is None:
             return code
-        noise = row_noise(x.float().numpy(), code.shape[1], seed_for(self._seed, "release"))
+        rows = [x] if isinstance(x, Tensor) else x.singles()
+        seed = seed_for(self._seed, "release")
+        noise = np.concatenate([row_noise(part.float().numpy(), code.shape[1], seed) for part in rows])
         return code + torch.from_numpy(noise).to(code.dtype)
 
     # -- after training ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _after_fit(self, data: TrainingData) -> None:
-        x = data.x.double()
-        c = self._own(data.c.double(), self.network_.one.latent(x))
-        self.affine_ = fit_affine_sites(x, c, data.site)
+        c = self._own(data.c.double(), through(self.network_.one.latent, data.x))
+        if isinstance(data.x, Tensor):
+            self.affine_ = fit_affine_sites(data.x.double(), c, data.site)
+            return
+        self.sites_model_ = fit_volume_sites(
+            data.x.volumes, c.numpy(), data.site.numpy(), _target_columns(data.y, len(c))
+        )
 
     def _own(self, c: Tensor, latent: Tensor) -> Tensor:
         """Return the covariates, or without any the reading, as the value that a latent stands at."""
@@ -347,29 +378,34 @@ class EquivariantPooler(PoolingEstimator):
     def read_covariates(self, X: Any) -> FloatArray:
         """Return ĉ(ℓ), the covariates as read from X, in their own units, (rows, K)."""
         check_is_fitted(self, "network_")
-        latent = self.network_.one.latent(self._scaled(self._features(X)).double())
+        latent = through(self.network_.one.latent, self._scaled(self._features(X)))
         read = self.network_.one.tau.covariate(latent).double().numpy()
         columns = [covariate.unscaled(read[:, k]) for k, covariate in enumerate(self.covariates_)]
         return np.column_stack(columns) if columns else np.empty((len(read), 0))
 
     @torch.no_grad()
-    def harmonize(self, X: Any, *, site: Any, covariates: Any = None) -> FloatArray:
+    def harmonize(self, X: Any, *, site: Any, covariates: Any = None) -> Any:
         """Return X in its own units with the site's part removed and the own covariates kept.
 
         Each site's shift and scale beside a trend in the covariates that all sites share, in closed form:
         decoding moved latents instead was tried and lost more of the clean features than it mended
-        (docs/experiments.md). Without ``covariates`` they are read from X by τ.
+        (docs/experiments.md). Without ``covariates`` they are read from X by τ. Volumes give volumes, each
+        scan's gain and the site's noise taken out too (:mod:`equipool.models.volumes`).
         """
         check_is_fitted(self, "network_")
         array = self._features(X)
         codes = self._site_codes(site, len(array))
-        x = self._scaled(array).double()
+        x = self._scaled(array)
         c = self._given_covariates(covariates, len(array)).double()
-        c = self._own(c, self.network_.one.latent(x))
+        c = self._own(c, through(self.network_.one.latent, x)) if not c.shape[1] else c
+        if isinstance(array, Volumes):
+            clean = self.sites_model_.remove(array.read(), c.numpy(), codes.numpy(), Box(array.mask))
+            return array.with_values(clean)
+        x = dense(x).double()
         return array + self._in_units(self.affine_.remove(x, c, codes) - x)
 
     @torch.no_grad()
-    def transport(self, X: Any, to: Any, *, covariates: Any = None) -> FloatArray:
+    def transport(self, X: Any, to: Any, *, covariates: Any = None) -> Any:
         """Return the same people at other covariates: Γ applied to their latents, in the units of X.
 
         Parameters
@@ -388,7 +424,7 @@ class EquivariantPooler(PoolingEstimator):
             )
         array = self._features(X)
         one = self.network_.one
-        latent = one.latent(self._scaled(array).double())
+        latent = through(one.latent, self._scaled(array))
         now = self._given_covariates(covariates, len(array)) if covariates is not None else None
         source = one.tau.covariate(latent) if now is None else now
         wanted = np.asarray(to, dtype=object)
@@ -397,8 +433,13 @@ class EquivariantPooler(PoolingEstimator):
         goal = self._given_covariates(to if hasattr(to, "columns") else wanted, len(array))
         return self._with_change(array, latent, one.action.transport(latent, source, goal))
 
-    def _with_change(self, array: FloatArray, latent: Tensor, moved: Tensor) -> FloatArray:
-        return array + self._in_units(self.network_.one.decoder(moved) - self.network_.one.decoder(latent))
+    def _with_change(self, array: FloatArray | Volumes, latent: Tensor, moved: Tensor) -> Any:
+        decoder = self.network_.one.decoder
+        change = self._in_units(decoder(moved) - decoder(latent))
+        if not isinstance(array, Volumes):
+            return array + change
+        rows = array.read()
+        return array.with_values(rows + change * rows.std(axis=1, keepdims=True))
 
     def _in_units(self, change: Tensor) -> FloatArray:
         """Return a change of scaled features in the features' own units; those that never vary keep still."""
@@ -431,3 +472,20 @@ class EquivariantPooler(PoolingEstimator):
                 "Fit again with people of that site."
             )
         return torch.tensor([known[label] for label in labels])
+
+
+def _latents(one: StageOne, x: Rows) -> Tensor:
+    """Return latents in training precision: of a table in one go, of volumes in small batches."""
+    if isinstance(x, Tensor):
+        return one.latent(x)
+    return torch.cat([one.latent(part) for part in x.singles()])
+
+
+def _target_columns(y: Tensor | None, people: int) -> FloatArray:
+    """Return the target as regressors, (people, E): classes but the first as 0/1, or the number."""
+    if y is None:
+        return np.empty((people, 0))
+    if y.is_floating_point():
+        return y.double().numpy()[:, None]
+    classes: FloatArray = np.eye(int(y.max()) + 1)[y.numpy()][:, 1:]
+    return classes

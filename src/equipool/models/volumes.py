@@ -173,7 +173,9 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
             smooth = box.smooth(rows)
             yield part, (smooth + kept[site[part]] * (rows - smooth)) ** 2
 
-    squares = sum(dummies[part].T @ rows for part, rows in quiet())
+    squares = np.zeros((count, volumes.shape[1]))
+    for part, rows in quiet():
+        squares += dummies[part].T @ rows
     pooled = squares.sum(axis=0) / len(c)
     own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
     still = pooled <= 1e-12
@@ -199,7 +201,8 @@ def _kept_detail(
     The noise of a site is read where the finest pattern varies least between people (after Donoho, who reads
     it from the finest wavelets).
     """
-    finest = details = 0.0
+    finest: FloatArray = np.zeros((dummies.shape[1], 1))
+    details = finest
     for part, rows in residuals():
         finest = finest + dummies[part].T @ box.finest(rows) ** 2
         details = details + dummies[part].T @ (rows - box.smooth(rows)) ** 2

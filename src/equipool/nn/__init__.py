@@ -10,7 +10,7 @@ from equipool.nn.losses import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.networks import EncoderKind, adversary_network, coder, mlp
+from equipool.nn.networks import EncoderKind, adversary_network, coder, coders, mlp
 from equipool.nn.training import History, site_batches, train
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "History",
     "adversary_network",
     "coder",
+    "coders",
     "correlation_loss",
     "equivariance_loss",
     "equivariance_loss_cayley",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from equipool.exceptions import InputError
+from equipool.nn.volumes import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 
-__all__ = ["EncoderKind", "adversary_network", "coder", "mlp"]
+__all__ = ["EncoderKind", "adversary_network", "coder", "coders", "mlp"]
 
-EncoderKind = Literal["mlp", "linear"]
+EncoderKind = Literal["auto", "mlp", "linear", "resnet"] | nn.Module
 
 
 def mlp(n_in: int, n_out: int, *, hidden: int = 64) -> nn.Sequential:
@@ -19,12 +21,51 @@ def mlp(n_in: int, n_out: int, *, hidden: int = 64) -> nn.Sequential:
 
 
 def coder(kind: EncoderKind, n_in: int, n_out: int, *, hidden: int = 64) -> nn.Module:
-    """Return an encoder or a decoder: ``"mlp"``, or ``"linear"`` where people are few."""
+    """Return an encoder or a decoder of a table: ``"mlp"``, or ``"linear"`` where people are few."""
     if kind == "linear":
         return nn.Linear(n_in, n_out)
-    if kind != "mlp":
-        raise InputError(f"encoder must be 'mlp' or 'linear'. Got {kind!r}.")
+    if kind not in ("auto", "mlp"):
+        raise InputError(f"encoder must be 'mlp' or 'linear' for a table. Got {kind!r}.")
     return mlp(n_in, n_out, hidden=hidden)
+
+
+def coders(
+    kind: EncoderKind,
+    n_features: int,
+    n_latent: int,
+    *,
+    hidden: int = 64,
+    mask: Tensor | None = None,
+    decoder: nn.Module | None = None,
+) -> tuple[nn.Module, nn.Module]:
+    """Return E and D: for a table, or with a mask for volumes; own modules are copied, not trained in place.
+
+    Parameters
+    ----------
+    kind
+        ``"auto"``: ``"mlp"`` for tables and ``"resnet"`` for volumes; ``"linear"``; or a module.
+    n_features, n_latent, hidden
+        Widths.
+    mask
+        Brain voxels of the box, for volumes.
+    decoder
+        A module in place of ours.
+    """
+    if mask is None:
+        own = copy.deepcopy(kind) if isinstance(kind, nn.Module) else None
+        forward = own or coder(kind, n_features, n_latent, hidden=hidden)
+        back = "mlp" if own else kind
+        return forward, copy.deepcopy(decoder) or coder(back, n_latent, n_features, hidden=hidden)
+    if isinstance(kind, nn.Module):
+        body = copy.deepcopy(kind)
+    elif kind in ("auto", "resnet"):
+        body = ResNet3d(n_latent, hidden=hidden)
+    else:
+        # Fully connected networks see the row of voxels itself.
+        flat = coder(kind, n_features, n_latent, hidden=hidden)
+        return flat, VolumeDecoder(mask, copy.deepcopy(decoder) or voxel_decoder(n_latent, n_features))
+    back_body = copy.deepcopy(decoder) or voxel_decoder(n_latent, n_features, hidden=hidden)
+    return VolumeEncoder(mask, body), VolumeDecoder(mask, back_body)
 
 
 def adversary_network(n_in: int, n_out: int, *, hidden: int = 64, normalise: bool = True) -> nn.Sequential:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -59,6 +61,7 @@ def train(
     learning_rate: float = 1e-3,
     weight_decay: float = 0.0,
     patience: int = 8,
+    progress: str | None = None,
 ) -> History:
     """Minimise the sum of the terms that ``step`` returns, with Adam (weights decay apart from it).
 
@@ -75,15 +78,22 @@ def train(
         best one and goes back to it. Without it, the last state is kept.
     epochs, learning_rate, weight_decay, patience
         As they say.
+    progress
+        What to call it on the terminal; ``None``: nothing is said.
     """
     optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
-    history, best, kept = History(), float("inf"), None
+    history, best, kept, start = History(), float("inf"), None, time.perf_counter()
     for epoch in range(epochs):
         for group in optimiser.param_groups:
             # A rate that falls to nothing along half a cosine: the last state is then also a settled one.
             group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
         losses = _one_epoch(modules, optimiser, step, batches(), epoch)
         history.epochs.append(losses)
+        if progress:
+            left = (time.perf_counter() - start) / (epoch + 1) * (epochs - epoch - 1)
+            say_progress(
+                f"{progress}: epoch {epoch + 1} of at most {epochs}, {left:.0f} s left", epoch + 1 == epochs
+            )
         if validate is None:
             continue
         losses["validation"] = validate()
@@ -96,6 +106,14 @@ def train(
         modules.load_state_dict(kept)
     modules.eval()
     return history
+
+
+def say_progress(text: str, last: bool) -> None:
+    """Write one line that replaces itself on a terminal; in a pipe or a log only the last one is written."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _one_epoch(

@@ -1,21 +1,20 @@
 """Networks for volumes: the paper's 3-D ResNet, and a decoder back to the volume, which its code lacks.
 
-Both speak of a volume as a row of the brain's voxels, as the cache holds it: the encoder puts the row into
-the box, the decoder takes the brain out of it.
+An estimator speaks of a volume as a row of the brain's voxels, as the cache holds it; a network for volumes
+sees the box (people, 1, x, y, z). :class:`VolumeEncoder` and :class:`VolumeDecoder` stand between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
-__all__ = ["VolumeDecoder", "VolumeEncoder"]
+__all__ = ["ResNet3d", "VolumeDecoder", "VolumeEncoder", "voxel_decoder"]
 
 STAGES = (16, 16, 32, 64)
+STRIDES = (2, 2, 2, 1)  # the stem halves the box too
 POOLED = 3  # cells of the last average along each axis: one would forget where in the brain something is
 
 
@@ -40,24 +39,11 @@ class ResidualBlock(nn.Module):
         return self.shortcut(x) + self.body(x)
 
 
-class SingleModule(nn.Module):
-    """A module that stays in single precision: convolutions in double have no fast form on CPUs."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        for tensor in (*self.parameters(), *self.buffers()):
-            if tensor.dtype == torch.float64:
-                tensor.data = tensor.data.float()
-        return self
-
-
-class VolumeEncoder(SingleModule):
+class ResNet3d(nn.Sequential):
     """The paper's 3-D ResNet: stages of 16, 16, 32 and 64 channels, then its fully connected block.
 
     Parameters
     ----------
-    mask
-        Brain voxels of the box, boolean (x, y, z).
     n_out
         Numbers that come out.
     hidden
@@ -66,20 +52,14 @@ class VolumeEncoder(SingleModule):
         Its share of numbers left out in training.
     """
 
-    def __init__(self, mask: Tensor, n_out: int, *, hidden: int = 64, dropout: float = 0.2) -> None:
-        super().__init__()
-        self.shape = tuple(mask.shape)
-        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
-        self.voxels: Tensor
+    def __init__(self, n_out: int, *, hidden: int = 64, dropout: float = 0.2) -> None:
         widths = (STAGES[0], *STAGES)
-        self.stem = nn.Conv3d(1, widths[0], 3, stride=2, padding=1)
-        self.blocks = nn.Sequential(
+        super().__init__(
+            nn.Conv3d(1, widths[0], 3, stride=2, padding=1),
             *(
-                ResidualBlock(a, b, stride=1 if k == 0 else 2)
-                for k, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
-            )
-        )
-        self.head = nn.Sequential(
+                ResidualBlock(a, b, stride=stride)
+                for a, b, stride in zip(widths[:-1], widths[1:], STRIDES, strict=True)
+            ),
             nn.BatchNorm3d(widths[-1]),
             nn.SiLU(),
             nn.AdaptiveAvgPool3d(POOLED),
@@ -93,49 +73,74 @@ class VolumeEncoder(SingleModule):
         )
         self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
 
+
+def voxel_decoder(n_in: int, n_voxels: int, *, hidden: int = 64) -> nn.Sequential:
+    """Return a decoder that mixes ``hidden`` learned maps at full resolution.
+
+    It gives the deviation from the mean brain in each voxel's own scale: folds and borders come with the
+    mean, and the network learns what differs between people. Convolutions upwards were four times slower and
+    rebuilt held-out brains worse (docs/experiments.md).
+    """
+    return nn.Sequential(nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, n_voxels))
+
+
+class SingleModule(nn.Module):
+    """A module that stays in single precision: convolutions in double have no fast form on CPUs."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.dtype == torch.float64:
+                tensor.data = tensor.data.float()
+        return self
+
+
+class VolumeEncoder(SingleModule):
+    """Put rows of voxels into the box and encode it; the result has the rows' precision.
+
+    Parameters
+    ----------
+    mask
+        Brain voxels of the box, boolean (x, y, z).
+    body
+        From (people, 1, x, y, z) to (people, n).
+    """
+
+    def __init__(self, mask: Tensor, body: nn.Module) -> None:
+        super().__init__()
+        self.shape = tuple(mask.shape)
+        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
+        self.voxels: Tensor
+        self.body = body
+
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (people, n_out) for (people, voxels), in the dtype of the rows."""
+        """Return (people, n) for (people, voxels)."""
         box = rows.new_zeros(len(rows), self.shape[0] * self.shape[1] * self.shape[2], dtype=torch.float32)
         box[:, self.voxels] = rows.float()
         volume = box.view(len(rows), 1, *self.shape).contiguous(memory_format=torch.channels_last_3d)
-        out: Tensor = self.head(self.blocks(self.stem(volume)))
+        out: Tensor = self.body(volume)
         return out.to(rows.dtype)
 
 
 class VolumeDecoder(SingleModule):
-    """From a latent back to the brain's voxels: the encoder's stages upwards.
-
-    It gives the deviation from the mean brain in each voxel's own scale, so folds and borders come with the
-    mean and the network learns what differs between people.
+    """Decode latents to rows of voxels; the result has the latents' precision.
 
     Parameters
     ----------
     mask
         Brain voxels of the box.
-    n_in
-        Width of the latent.
-    widths
-        Channels from the coarsest stage to the finest.
+    body
+        From (people, n) to (people, voxels), or to a box (people, 1, x, y, z) of which the brain is taken.
     """
 
-    def __init__(self, mask: Tensor, n_in: int, *, widths: Sequence[int] = (64, 32, 16, 16)) -> None:
+    def __init__(self, mask: Tensor, body: nn.Module) -> None:
         super().__init__()
         self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
         self.voxels: Tensor
-        sizes = [tuple(mask.shape)]
-        for _ in widths:
-            sizes.append(tuple(-(-n // 2) for n in sizes[-1]))
-        self.sizes = sizes[::-1]
-        x, y, z = self.sizes[0]
-        self.start = nn.Linear(n_in, widths[0] * x * y * z)
-        self.blocks = nn.ModuleList(ResidualBlock(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
-        self.last = nn.Sequential(nn.BatchNorm3d(widths[-1]), nn.SiLU(), nn.Conv3d(widths[-1], 1, 3, padding=1))
-        self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        self.body = body
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return (people, voxels) in the dtype of the latent."""
-        volume = self.start(latent.float()).view(len(latent), -1, *self.sizes[0])
-        for block, size in zip(self.blocks, self.sizes[1:], strict=False):
-            volume = interpolate(block(volume), size=size, mode="trilinear")
-        volume = interpolate(self.last(volume), size=self.sizes[-1], mode="trilinear")
-        return volume.flatten(1)[:, self.voxels].to(latent.dtype)
+        """Return (people, voxels) for (people, n)."""
+        out: Tensor = self.body(latent.float())
+        rows = out if out.ndim == 2 else out.flatten(1)[:, self.voxels]
+        return rows.to(latent.dtype)

@@ -1,0 +1,150 @@
+"""What estimators train on: the rows of a table as a tensor, or volumes that are read when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipool.data import PooledDataset
+from equipool.data.images import Volumes
+from equipool.exceptions import InputError
+
+__all__ = ["Rows", "ScaledVolumes", "TrainingData", "as_volumes", "dense", "through", "voxel_scales"]
+
+FloatArray = NDArray[np.float64]
+BLOCK = 32  # volumes read at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledVolumes:
+    """Volumes as a network sees them, read block by block.
+
+    Each scan has the mean 0 and the spread 1 over its brain, which takes its gain and offset out; then each
+    voxel is standardised over the training people.
+    """
+
+    volumes: Volumes
+    mean: FloatArray
+    scale: FloatArray
+    varies: NDArray[np.bool_]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """People and voxels."""
+        return self.volumes.shape
+
+    def __len__(self) -> int:
+        return len(self.volumes)
+
+    def __getitem__(self, rows: Any) -> ScaledVolumes:
+        chosen = rows.numpy() if isinstance(rows, Tensor) else rows
+        return ScaledVolumes(self.volumes[chosen], self.mean, self.scale, self.varies)
+
+    def tensor(self) -> Tensor:
+        """Read them all."""
+        scaled = (even(self.volumes.read()) - self.mean) / self.scale
+        return torch.from_numpy(np.where(self.varies, scaled, 0.0).astype(np.float32))
+
+    def singles(self) -> Iterator[Tensor]:
+        """Read them one after the other, (1, voxels) each."""
+        for start in range(0, len(self), BLOCK):
+            yield from self[slice(start, start + BLOCK)].tensor().split(1)
+
+
+Rows = Tensor | ScaledVolumes
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The pool as tensors: scaled features, coded target, site numbers, scaled covariates."""
+
+    x: Rows
+    y: Tensor | None
+    site: Tensor
+    c: Tensor
+
+    def rows(self, index: Tensor) -> TrainingData:
+        """Select rows; volumes are not read yet."""
+        y = None if self.y is None else self.y[index]
+        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+
+    def batches(self, size: int) -> Iterator[TrainingData]:
+        """Give a table as it is, and volumes ``size`` at a time."""
+        if isinstance(self.x, Tensor):
+            yield self
+            return
+        for part in torch.arange(len(self.x)).split(size):
+            yield self.rows(part)
+
+
+def dense(x: Rows) -> Tensor:
+    """Return rows as a tensor."""
+    return x if isinstance(x, Tensor) else x.tensor()
+
+
+def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
+    """Apply a network in double precision: to a table in one go, to volumes one at a time.
+
+    So nobody's code depends on who else is in the batch, and memory does not grow with the people.
+    """
+    if isinstance(x, Tensor):
+        return network(x.double())
+    return torch.cat([network(row.double()) for row in x.singles()])
+
+
+def as_volumes(X: Any, mask: NDArray[np.bool_] | None = None) -> Volumes | None:
+    """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table."""
+    if isinstance(X, PooledDataset) and X.images is not None:
+        X = list(X.images)
+    if isinstance(X, Volumes):
+        same = mask is None or (X.mask.shape == mask.shape and bool((X.mask == mask).all()))
+        if same or not X.paths:
+            return X
+        X = list(X.paths)
+    one_path = isinstance(X, str | Path)
+    if one_path or (hasattr(X, "__len__") and len(X) and all(isinstance(x, str | Path) for x in X)):
+        paths = [X] if one_path else list(X)
+        return Volumes.build(paths, mask=mask)
+    return None
+
+
+def check_grid(volumes: Volumes, mask: NDArray[np.bool_], affine: FloatArray) -> None:
+    """Raise an error where volumes are not on the grid that an estimator was fitted on."""
+    if volumes.mask.shape != mask.shape or np.abs(volumes.affine - affine).max() > 1e-3:
+        raise InputError(
+            f"The estimator was fitted on a grid of {_grid(mask, affine)}; these volumes have "
+            f"{_grid(volumes.mask, volumes.affine)}. Resample them to the grid of the training images."
+        )
+    if not (volumes.mask == mask).all():
+        raise InputError("These volumes were cut out by another mask than at fit; build them with that one.")
+
+
+def even(rows: NDArray[np.floating]) -> FloatArray:
+    """Return volumes with the mean 0 and the spread 1 over each scan's brain."""
+    values = np.asarray(rows, dtype=np.float64)
+    values = values - values.mean(axis=1, keepdims=True)
+    spread = values.std(axis=1, keepdims=True)
+    return values / np.where(spread > 0, spread, 1.0)
+
+
+def voxel_scales(volumes: Volumes) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of each voxel over people, scans evened out, read in blocks."""
+    total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
+    for rows in volumes.blocks(BLOCK):
+        values = even(rows)
+        total += values.sum(axis=0)
+        squares += (values**2).sum(axis=0)
+    mean = total / len(volumes)
+    return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
+
+
+def _grid(mask: NDArray[np.bool_], affine: FloatArray) -> str:
+    size = np.linalg.norm(affine[:3, :3], axis=0)
+    return f"{' × '.join(map(str, mask.shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm"
