@@ -24,6 +24,7 @@ from equipool.models.rows import (
     as_volumes,
     check_grid,
     dense,
+    even,
     through,
     voxel_scales,
 )
@@ -196,6 +197,13 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _after_fit(self, data: TrainingData) -> None:
         """Learn what needs the trained networks; nothing by default."""
 
+    def _evened(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return volumes without what is not the person's: their gain and offset, here."""
+        return even(rows)
+
+    def _before_fit(self, volumes: Volumes, y: Tensor | None, site: Tensor, c: Tensor) -> None:
+        """Learn from volumes what :meth:`_evened` needs; nothing by default."""
+
     def _release(self, code: Tensor, x: Rows) -> Tensor:
         """Return the code as it leaves the estimator; unchanged by default."""
         return code
@@ -230,25 +238,26 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _prepare(self, inputs: Inputs, array: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
+        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
+        self.covariates_ = tuple(
+            Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
+            for k, name in enumerate(inputs.covariate_names)
+        )
+        rest = (
+            self._coded_target(inputs, y),
+            torch.from_numpy(codes.astype(np.int64)),
+            self._scaled_covariates(inputs.covariates),
+        )
         if isinstance(array, Volumes):
-            self.feature_mean_, deviation = voxel_scales(array)
+            self._before_fit(array, *rest)
+            self.feature_mean_, deviation = voxel_scales(array, self._evened)
         else:
             self.feature_mean_, deviation = array.mean(axis=0), array.std(axis=0)
         # Features that never vary (up to rounding) pass through with the scale 1.
         still = deviation <= 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(still, 1.0, deviation)
         self.feature_varies_ = ~still
-        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
-        self.covariates_ = tuple(
-            Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
-            for k, name in enumerate(inputs.covariate_names)
-        )
-        return TrainingData(
-            self._scaled(array),
-            self._coded_target(inputs, y),
-            torch.from_numpy(codes.astype(np.int64)),
-            self._scaled_covariates(inputs.covariates),
-        )
+        return TrainingData(self._scaled(array), *rest)
 
     def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
         self.task_: Task | None = inputs.task
@@ -263,7 +272,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _scaled(self, array: FloatArray | Volumes) -> Rows:
         if isinstance(array, Volumes):
-            return ScaledVolumes(array, self.feature_mean_, self.feature_scale_, self.feature_varies_)
+            scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
+            return ScaledVolumes(array, *scales, self._evened)
         scaled = (array - self.feature_mean_) / self.feature_scale_
         # What never varied at fit has no trained weights; it must not move a code afterwards.
         return torch.from_numpy(np.where(self.feature_varies_, scaled, 0.0).astype(np.float32))

@@ -47,6 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "independence": 0.0,
         "bounded": False,
         "finetune": False,
+        "site_free_input": False,
     },
 }
 
@@ -120,6 +121,9 @@ class EquivariantPooler(PoolingEstimator):
         shades of certainty; see :func:`equipool.nn.prediction_loss`.
     finetune
         Let stage two go on training the encoder, with the losses of stage one kept.
+    site_free_input
+        Of volumes: let the encoder see scans out of which the shift and spread of the site that they show
+        are taken, in closed form; the site is read from the scan, so new scans need none.
     task
         ``"class"`` or ``"number"`` for the target; ``None``: guessed.
     class_weight
@@ -163,6 +167,7 @@ class EquivariantPooler(PoolingEstimator):
         adversary: float = 0.5,
         bounded: bool = True,
         finetune: bool = True,
+        site_free_input: bool = True,
         task: Task | None = None,
         class_weight: Literal["balanced"] | None = None,
         steps: int = 1500,
@@ -193,6 +198,7 @@ class EquivariantPooler(PoolingEstimator):
         self.adversary = adversary
         self.bounded = bounded
         self.finetune = finetune
+        self.site_free_input = site_free_input
         self.task = task
         self.class_weight = class_weight
         self.steps = steps
@@ -362,13 +368,18 @@ class EquivariantPooler(PoolingEstimator):
 
     @torch.no_grad()
     def _after_fit(self, data: TrainingData) -> None:
-        c = self._own(data.c.double(), through(self.network_.one.latent, data.x))
         if isinstance(data.x, Tensor):
+            c = self._own(data.c.double(), through(self.network_.one.latent, data.x))
             self.affine_ = fit_affine_sites(data.x.double(), c, data.site)
-            return
-        self.sites_model_ = fit_volume_sites(
-            data.x.volumes, c.numpy(), data.site.numpy(), _target_columns(data.y, len(c))
-        )
+
+    def _before_fit(self, volumes: Volumes, y: Tensor | None, site: Tensor, c: Tensor) -> None:
+        target = _target_columns(y, len(site))
+        self.volume_sites_ = fit_volume_sites(volumes, c.double().numpy(), site.numpy(), target)
+
+    def _evened(self, rows: NDArray[np.floating]) -> FloatArray:
+        if not self.site_free_input:
+            return super()._evened(rows)
+        return self.volume_sites_.without_site(rows)
 
     def _own(self, c: Tensor, latent: Tensor) -> Tensor:
         """Return the covariates, or without any the reading, as the value that a latent stands at."""
@@ -397,9 +408,10 @@ class EquivariantPooler(PoolingEstimator):
         codes = self._site_codes(site, len(array))
         x = self._scaled(array)
         c = self._given_covariates(covariates, len(array)).double()
-        c = self._own(c, through(self.network_.one.latent, x)) if not c.shape[1] else c
+        if (self.covariates_ and not c.shape[1]) or isinstance(x, Tensor):
+            c = self._own(c, through(self.network_.one.latent, x))
         if isinstance(array, Volumes):
-            clean = self.sites_model_.remove(array.read(), c.numpy(), codes.numpy(), Box(array.mask))
+            clean = self.volume_sites_.remove(array.read(), c.numpy(), codes.numpy(), Box(array.mask))
             return array.with_values(clean)
         x = dense(x).double()
         return array + self._in_units(self.affine_.remove(x, c, codes) - x)
@@ -439,7 +451,8 @@ class EquivariantPooler(PoolingEstimator):
         if not isinstance(array, Volumes):
             return array + change
         rows = array.read()
-        return array.with_values(rows + change * rows.std(axis=1, keepdims=True))
+        gain = self.volume_sites_.gains(rows) if self.site_free_input else rows.std(axis=1)
+        return array.with_values(rows + change * gain[:, None])
 
     def _in_units(self, change: Tensor) -> FloatArray:
         """Return a change of scaled features in the features' own units; those that never vary keep still."""

@@ -16,9 +16,21 @@ from equipool.data import PooledDataset
 from equipool.data.images import Volumes
 from equipool.exceptions import InputError
 
-__all__ = ["Rows", "ScaledVolumes", "TrainingData", "as_volumes", "dense", "through", "voxel_scales"]
+__all__ = [
+    "Rows",
+    "ScaledVolumes",
+    "TrainingData",
+    "as_volumes",
+    "check_grid",
+    "dense",
+    "even",
+    "through",
+    "voxel_scales",
+]
 
 FloatArray = NDArray[np.float64]
+Evening = Callable[[NDArray[np.floating]], FloatArray]
+
 BLOCK = 32  # volumes read at a time
 
 
@@ -26,14 +38,15 @@ BLOCK = 32  # volumes read at a time
 class ScaledVolumes:
     """Volumes as a network sees them, read block by block.
 
-    Each scan has the mean 0 and the spread 1 over its brain, which takes its gain and offset out; then each
-    voxel is standardised over the training people.
+    ``evened`` takes out of a scan what is not the person's: by default its gain and offset, see
+    :func:`even`. Then each voxel is standardised over the training people.
     """
 
     volumes: Volumes
     mean: FloatArray
     scale: FloatArray
     varies: NDArray[np.bool_]
+    evened: Evening
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,11 +58,11 @@ class ScaledVolumes:
 
     def __getitem__(self, rows: Any) -> ScaledVolumes:
         chosen = rows.numpy() if isinstance(rows, Tensor) else rows
-        return ScaledVolumes(self.volumes[chosen], self.mean, self.scale, self.varies)
+        return ScaledVolumes(self.volumes[chosen], self.mean, self.scale, self.varies, self.evened)
 
     def tensor(self) -> Tensor:
         """Read them all."""
-        scaled = (even(self.volumes.read()) - self.mean) / self.scale
+        scaled = (self.evened(self.volumes.read()) - self.mean) / self.scale
         return torch.from_numpy(np.where(self.varies, scaled, 0.0).astype(np.float32))
 
     def singles(self) -> Iterator[Tensor]:
@@ -134,11 +147,11 @@ def even(rows: NDArray[np.floating]) -> FloatArray:
     return values / np.where(spread > 0, spread, 1.0)
 
 
-def voxel_scales(volumes: Volumes) -> tuple[FloatArray, FloatArray]:
+def voxel_scales(volumes: Volumes, evened: Evening) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each voxel over people, scans evened out, read in blocks."""
     total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
     for rows in volumes.blocks(BLOCK):
-        values = even(rows)
+        values = evened(rows)
         total += values.sum(axis=0)
         squares += (values**2).sum(axis=0)
     mean = total / len(volumes)

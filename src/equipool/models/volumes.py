@@ -91,6 +91,9 @@ class VolumeSites:
         (sites, voxels): share of the detail that is no noise.
     spread
         (sites, voxels): ratio of a site's spread to the pooled one.
+    axes, places, precision
+        For reading the site from a scan: (sites, voxels) directions, (sites, sites) where each site's people
+        lie along them on average, and the inverse of their covariance within sites.
     """
 
     template: FloatArray
@@ -101,6 +104,9 @@ class VolumeSites:
     shift: FloatArray
     kept: FloatArray
     spread: FloatArray
+    axes: FloatArray
+    places: FloatArray
+    precision: FloatArray
 
     def remove(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
         """Return volumes without their site, the covariates' trend kept, in units of the pool."""
@@ -115,7 +121,33 @@ class VolumeSites:
 
     def normalised(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return volumes at gain 1: the median ratio to the template is 1, which few voxels can move."""
-        return np.asarray(rows, dtype=np.float64) / gains(rows, self.template)[:, None]
+        return np.asarray(rows, dtype=np.float64) / self.gains(rows)[:, None]
+
+    def gains(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return each scan's gain."""
+        return gains(rows, self.template)
+
+    def posterior(self, normal: FloatArray) -> FloatArray:
+        """Return how likely each scan at gain 1 is of each site, (rows, sites), all sites alike before.
+
+        A linear discriminant along the sites' shifts: scans of one scanner lie close together there.
+        """
+        away = (normal - self.centre) @ self.axes.T
+        apart = away[:, None] - self.places
+        distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
+        weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
+        share: FloatArray = weight / weight.sum(axis=1, keepdims=True)
+        return share
+
+    def without_site(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return what is left of volumes beside the pool's mean when the site that they show is taken out.
+
+        Needs neither the site nor covariates, so a network may stand behind it: the site is read from the scan.
+        """
+        normal = self.normalised(rows)
+        share = self.posterior(normal)
+        own: FloatArray = (normal - self.centre - share @ self.shift) / (share @ self.spread)
+        return own
 
     def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
         smooth = box.smooth(own)
@@ -181,15 +213,26 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     still = pooled <= 1e-12
     spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
     centre = (people / people.sum()) @ solution[:count]
+    shift = solution[:count] - centre
+    axes = shift / np.maximum(pooled, 1e-3 * pooled.mean() + 1e-300) / np.sqrt(len(pooled))
+    away = np.vstack([(rows - centre) @ axes.T for _, rows in normalised()])
+    places = (dummies.T @ away) / people[:, None]
+    within = away - places[site]
+    covariance = within.T @ within / len(c)
+    # Sites' shifts add up to nothing, so one direction is empty: a small ridge keeps it out.
+    ridge_within = 1e-3 * np.trace(covariance) / count * np.eye(count)
     return VolumeSites(
         template=template,
         unit=np.asarray(unit),
         coefficients=solution[count : count + powers.shape[1]],
         square_means=square_means,
         centre=centre,
-        shift=solution[:count] - centre,
+        shift=shift,
         kept=kept,
         spread=spread,
+        axes=axes,
+        places=places,
+        precision=np.linalg.inv(covariance + ridge_within + 1e-12 * np.eye(count)),
     )
 
 
