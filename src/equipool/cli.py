@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from equipool import __version__
+from equipool.commands import preprocess
 from equipool.exceptions import EquipoolError
 
 __all__ = ["main"]
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_select(commands)
     _add_datasets(commands)
     _add_demo(commands)
+    preprocess.add(commands)
     return parser
 
 
