@@ -31,6 +31,7 @@ __all__ = [
     "Brain",
     "Steps",
     "brain_mask",
+    "extracted_mask",
     "mni_grid",
     "preprocess_head",
     "read_head",
@@ -50,8 +51,7 @@ SKIPPABLE = ("n4", "register", "normalize")
 BOX_ORIGIN, BOX_EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: 91×109×91 voxels of 2 mm
 FWHM = float(np.sqrt(8 * np.log(2)))  # full width at half maximum of a Gaussian of SD 1
 N4_ITERATIONS = [50, 50, 50]  # by level; a fourth, finer one takes anatomy for bias and triples the time
-REGISTRATION_MM = 2.0
-MARGIN = 12  # voxels around the box in which registration looks for the head
+MARGIN_MM = 24.0  # around the box, where registration looks for the head
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Steps:
         Steps to leave out: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
         ``"normalize"`` (intensities stay in the scanner's units).
     brain_extracted
-        The image shows the brain alone, so that its mask is where it is not zero.
+        The image shows the brain alone; its mask is found by :func:`extracted_mask`.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class Brain:
     grid with its skull, for pictures. ``quality`` and ``seconds`` (by step) are numbers by name.
     """
 
-    values: Array
+    image: Array
     mask: Array
     head: Array
     grid: Array
@@ -132,7 +132,7 @@ def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) ->
     steps = steps or Steps()
     require_extra(steps)
     clock = _Clock()
-    mask = values > 0 if steps.brain_extracted else brain_mask(values, affine)
+    mask = extracted_mask(values) if steps.brain_extracted else brain_mask(values, affine)
     if mask.sum() < 100:
         raise InputError("No brain was found in the image; is it a T1-weighted head?")
     clock.lap("mask")
@@ -199,6 +199,19 @@ def brain_mask(values: Array, affine: Array) -> Array:
     return np.asarray(mask.dataobj) > 0
 
 
+def extracted_mask(values: Array) -> Array:
+    """Return where an image without skull is not empty: above 5 % of its bright end, holes filled.
+
+    Zero itself would not do: whoever resampled the image may have left a faint rim.
+    """
+    from scipy import ndimage
+
+    if not (values > 0).any():
+        return np.zeros(values.shape, dtype=bool)
+    bright = np.percentile(values[values > 0], 98)
+    return np.asarray(ndimage.binary_fill_holes(values > 0.05 * bright))
+
+
 @cache
 def _deepbet() -> Any:
     """Load the networks once in each process."""
@@ -212,38 +225,44 @@ def _deepbet() -> Any:
 def remove_bias(values: Array, mask: Array, sizes: Array, *, working_mm: float = 4.0) -> Array:
     """Divide by the smooth field that N4 finds inside the mask.
 
-    The field is fitted on block means of about ``working_mm`` and evaluated on every voxel. Its geometric
-    mean over the mask is 1, so that intensities keep their scale.
+    The field is fitted on block means of about ``working_mm`` in the box around the mask and evaluated on
+    every voxel. Its geometric mean over the mask is 1, so that intensities keep their scale.
     """
     import SimpleITK as sitk  # noqa: N813
 
-    image = _to_itk(values, np.diag([*sizes, 1.0]))
+    box = _box(mask, margin=2)
+    frame = np.diag([*sizes, 1.0])
+    image = _to_itk(values[box], frame)
     blocks = [int(max(1, round(working_mm / size))) for size in sizes]
     small = sitk.BinShrink(image, blocks)
-    inside = sitk.BinShrink(_to_itk(mask, np.diag([*sizes, 1.0])), blocks) > 0.5
+    inside = sitk.BinShrink(_to_itk(mask[box], frame), blocks) > 0.5
     n4 = sitk.N4BiasFieldCorrectionImageFilter()
     n4.SetNumberOfThreads(1)
     n4.SetMaximumNumberOfIterations(N4_ITERATIONS)
     n4.Execute(small, sitk.And(inside, small > 0))  # it works on logarithms
     log_field = sitk.GetArrayFromImage(n4.GetLogBiasFieldAsImage(image)).T
-    return (values / np.exp(log_field - log_field[mask].mean())).astype(np.float32)
+    around = [(part.start, size - part.stop) for part, size in zip(box, mask.shape, strict=True)]
+    log_field = np.pad(log_field - log_field[mask[box]].mean(), around, mode="edge")
+    return (values / np.exp(log_field)).astype(np.float32)
 
 
-def register(brain: Array, affine: Array) -> Array:
+def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
     """Return the affine from mm of MNI to mm of the head that lays the brain on the template.
 
-    The centres of mass are put on each other, then greedy raises the local correlation of the 2 mm images
-    over twelve parameters, from coarse to fine. Local correlation because it does not mind a contrast or a
-    bias field that differs from the template's.
+    The centres of mass are put on each other, then greedy raises the local correlation of images of
+    ``working_mm`` over twelve parameters, from coarse to fine. Local correlation because it does not mind
+    a contrast or a bias field that differs from the template's.
     """
     from picsl_greedy import Greedy3D
 
-    shape, grid = mni_grid(REGISTRATION_MM)
-    fixed = template(REGISTRATION_MM).t1
+    shape, grid = mni_grid(working_mm)
+    fixed = template(working_mm).t1
     start = np.eye(4)
     start[:3, 3] = _centre(brain, affine) - _centre(fixed, grid)
-    wide = grid @ _shift(-MARGIN)
-    moving = resample(brain, affine, tuple(n + 2 * MARGIN for n in shape), wide, start, order=1)
+    margin = round(MARGIN_MM / working_mm)
+    wide = grid.copy()
+    wide[:3, 3] -= margin * working_mm
+    moving = resample(brain, affine, tuple(n + 2 * margin for n in shape), wide, start, order=1)
     greedy = Greedy3D()
     with _silent():
         greedy.execute(
@@ -301,13 +320,12 @@ def resample(
     """
     from scipy import ndimage
 
-    target = (np.eye(4) if mapping is None else mapping) @ grid
-    old, new = _sizes(affine), abs(np.linalg.det(target[:3, :3])) ** (1 / 3)
-    sigma = np.sqrt(np.clip(new**2 - old**2, 0, None)) / FWHM / old
-    values = np.asarray(values, dtype=np.float32)
-    if new > 1.05 * old.min():
-        values = ndimage.gaussian_filter(values, sigma)
-    return ndimage.affine_transform(values, np.linalg.inv(affine) @ target, output_shape=shape, order=order)
+    voxels = np.linalg.inv(affine) @ (np.eye(4) if mapping is None else mapping) @ grid
+    voxels = voxels.round(9)  # or rounding puts the first voxel of an equal grid outside of the image
+    widths = np.linalg.norm(voxels[:3, :3], axis=1)  # of a new voxel along the old axes, in old voxels
+    sigma = np.sqrt(np.clip(widths**2 - 1, 0, None)) / FWHM
+    values = ndimage.gaussian_filter(np.asarray(values, dtype=np.float32), sigma)
+    return ndimage.affine_transform(values, voxels, output_shape=shape, order=order)
 
 
 def resample_brain(
@@ -384,10 +402,11 @@ def _sizes(affine: Array) -> Array:
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0))
 
 
-def _shift(voxels: float) -> Array:
-    matrix = np.eye(4)
-    matrix[:3, 3] = voxels
-    return matrix
+def _box(mask: Array, margin: int) -> tuple[slice, ...]:
+    """Return the part of an image that holds the mask."""
+    places = np.argwhere(mask)
+    ends = zip(places.min(axis=0), places.max(axis=0), mask.shape, strict=True)
+    return tuple(slice(max(0, int(a) - margin), min(n, int(b) + 1 + margin)) for a, b, n in ends)
 
 
 def _centre(values: Array, affine: Array) -> Array:

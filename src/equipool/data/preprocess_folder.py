@@ -210,7 +210,7 @@ def _write(head: Head, brain: Brain) -> None:
     # The facts are written after all these: without them a head counts as not done.
     with suppress(FileNotFoundError):
         head.facts.unlink()
-    write_whole(head.brain, _nifti(brain.values.astype(np.float32), brain.grid))
+    write_whole(head.brain, _nifti(brain.image, brain.grid))
     write_whole(head.mask, _nifti(brain.mask.astype(np.uint8), brain.grid))
     rows = (" ".join(f"{number:.9g}" for number in row) for row in brain.to_head)
     write_whole(head.transform, "\n".join(rows) + "\n")
