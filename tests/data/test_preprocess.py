@@ -18,6 +18,7 @@ from equipool.data.preprocess import (
     SPACE,
     Steps,
     brain_mask,
+    extracted_mask,
     mni_grid,
     preprocess_head,
     read_head,
@@ -179,6 +180,17 @@ def test_deepbet_finds_the_brain_in_a_head():
     head[grown[1] & ~grown[0]] = 0.9  # the scalp; the skull is dark
     found = brain_mask((300 * head).astype(np.float32), mni_grid(2)[1])
     assert 2 * (found & mni.mask).sum() / (found.sum() + mni.mask.sum()) > 0.93
+
+
+def test_dark_ventricles_belong_to_an_extracted_brain():
+    mask = template(4).mask
+    values = np.where(mask, 1.0, 0.0)
+    values[20:26, 25:33, 20:26] = 0  # fluid as dark as the background, open to it below
+    values[22:24, 28:30, :20] = 0
+    values += np.where(values, 0, 0.01)  # a faint background
+    found = extracted_mask(values, np.full(3, 4.0))
+    assert 2 * (found & mask).sum() / (found.sum() + mask.sum()) > 0.98
+    assert found[20:26, 25:33, 20:26].all()
 
 
 def test_an_empty_head_has_no_brain():
