@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +38,7 @@ __all__ = ["Head", "Outcome", "find_heads", "preprocess_folder", "preprocess_one
 CHAIN = 1  # raised when the same settings begin to give other volumes
 PACKAGES = "equipool SimpleITK deepbet picsl-greedy nibabel nilearn numpy scipy torch".split()
 OURS = {"space", "res", "desc"}  # parts of a name that the result has its own of
-USUAL_SECONDS = 25.0  # a head on one core, before there is one of this folder to go by
+USUAL_SECONDS = 20.0  # a head on one core, before there is one of this folder to go by
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,6 @@ def preprocess_folder(
     **entities
         Which images to take, as in :func:`equipool.data.bids.find_images`.
     """
-    from joblib import Parallel, delayed
-
     steps = steps or Steps()
     require_extra(steps)
     if jobs is not None and jobs < 1:
@@ -142,25 +141,35 @@ def preprocess_folder(
         _say(f"{len(facts)} of {len(heads)} heads are there already")
     _describe(Path(folder), Path(out))
     failed: dict[str, str] = {}
+    start = time.perf_counter()
     with _swept(heads):
-        workers = min(jobs or os.cpu_count() or 1, max(1, len(todo)))
-        parallel = Parallel(n_jobs=workers, return_as="generator_unordered")
-        start = time.perf_counter()
-        for done, (head, result) in enumerate(
-            parallel(delayed(preprocess_one)(head) for head in todo), start=1
-        ):
+        for done, (head, result) in enumerate(_results(todo, jobs or os.cpu_count() or 1), start=1):
             if isinstance(result, str):
                 failed[head.name] = result
             else:
                 facts[head.name] = result
             left = (time.perf_counter() - start) / done * (len(todo) - done)
             _say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {left / 60:.0f} min left")
-    names = [head.name for head in heads if head.name in facts]
+    whole = [head for head in heads if head.name in facts]
     return Outcome(
-        {name: facts[name] for name in names},
-        {head.name: head.picture for head in heads if head.name in facts},
+        {head.name: facts[head.name] for head in whole},
+        {head.name: head.picture for head in whole},
         {name: failed[name] for name in sorted(failed)},
     )
+
+
+def _results(heads: list[Head], jobs: int) -> Iterator[tuple[Head, dict[str, Any] | str]]:
+    """Preprocess heads side by side; yield each with its facts, or the reason why there are none."""
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=min(jobs, max(1, len(heads))), return_as="generator_unordered")
+    try:
+        yield from parallel(delayed(preprocess_one)(head) for head in heads)
+    except BrokenExecutor as error:
+        raise EquipoolError(
+            "A worker was ended from outside, most likely because memory ran out (a job takes up to 2 GB); "
+            "run the same command with fewer --jobs. What is done is kept."
+        ) from error
 
 
 def find_heads(folder: str | Path, out: str | Path, steps: Steps, **entities: Any) -> list[Head]:
