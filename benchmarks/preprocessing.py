@@ -4,8 +4,8 @@
 
 Registration: the MNI brain is moved by random affines (up to 15°, 12 % of scale, 15 mm); once as it is, once
 altered: warped by about 1 mm (the warp's own affine part taken out, so that the truth stays the truth), other
-contrast, bias field, noise; then altered with up to 45° and 30 mm. Masks and times need a head with its skull:
-ch2 of Debian's package mricron-data.
+contrast, bias field, noise; then altered with up to 45° and 30 mm. Masks and times need a head with its
+skull: ch2 of Debian's package mricron-data.
 """
 
 from __future__ import annotations
