@@ -7,13 +7,15 @@ import io
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from equipool import __version__
 from equipool.commands import preprocess
-from equipool.exceptions import EquipoolError
+from equipool.commands.people import add_images, preset_roles, read_people
+from equipool.exceptions import EquipoolError, EquipoolWarning
 
 __all__ = ["main"]
 
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        status = command(arguments)
+        status = _run(command, arguments)
         sys.stdout.flush()
     except (EquipoolError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -54,6 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return OUR_FAULT
     return status
+
+
+def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a command; our own warnings are printed as sentences, without the line of code that gave them."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, EquipoolWarning):
+            print(f"equipool: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        return command(arguments)
 
 
 def _reader_left() -> int:
@@ -83,13 +100,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     check = commands.add_parser(
         "check",
-        help="can the sites of this table be pooled, and at what price?",
+        help="can the sites of this table or folder be pooled, and at what price?",
         description="Look at a table before anything is fitted: sites, overlap of covariates, confounding, "
-        "bad values. Ends with a verdict.",
+        "bad values; where there are images, every one of them. Ends with a verdict.",
         epilog=EPILOG,
     )
-    check.add_argument("table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file")
-    _add_roles(check, site_required=True)
+    check.add_argument(
+        "table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images"
+    )
+    _add_roles(check, site_required=False)
+    add_images(check)
     check.add_argument(
         "--missing",
         choices=("error", "impute"),
@@ -98,7 +118,7 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
-    check.set_defaults(command=_check)
+    check.set_defaults(command=_check, refuse=check.error)
 
 
 def _add_roles(command: argparse.ArgumentParser, *, site_required: bool) -> None:
@@ -289,15 +309,21 @@ def _datasets(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    preset_roles(arguments)
+    if not arguments.site:
+        arguments.refuse("name the column of the site with --site")
     from equipool.data import check
 
     if arguments.figure:
         from equipool.report.figures import check_figure_path, preflight_figure, save_figure
 
         check_figure_path(arguments.figure)
+    people, images = read_people(arguments)
     report = check(
-        arguments.table,
+        people,
         site=arguments.site,
+        images=images,
+        mask=arguments.mask,
         missing=arguments.missing,
         **_roles(arguments),
     )

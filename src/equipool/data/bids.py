@@ -112,15 +112,21 @@ def require_partners(
     without_row = sorted(set(images[key]) - set(people[key]))
     complaints = []
     if without_image:
-        complaints.append(f"{plural(len(without_image), 'id')} of {table} without an image: "
-                          f"{listed(without_image, shown=SHOWN)}")  # fmt: skip
+        complaints.append(
+            f"{plural(len(without_image), 'id')} of {table} without an image: "
+            f"{listed(without_image, shown=SHOWN)}"
+        )
     if without_row:
-        complaints.append(f"{plural(len(without_row), 'image')} without a row in {table}: "
-                          f"{listed(without_row, shown=SHOWN)}")  # fmt: skip
+        complaints.append(
+            f"{plural(len(without_row), 'image')} without a row in {table}: "
+            f"{listed(without_row, shown=SHOWN)}"
+        )
     if len(without_row) == images[key].nunique():
         raise InputError(f"No image belongs to an id of {table}: {'; '.join(complaints)}.")
     if complaints and missing_images == "error":
-        raise InputError(f"There are {'; '.join(complaints)}. Complete them, or use missing_images='drop'.")
+        raise InputError(
+            f"{'; '.join(complaints)}. Complete them, or leave them out (missing_images='drop')."
+        )
     if complaints:
         warnings.warn(f"Left out are {'; '.join(complaints)}.", EquipoolWarning, stacklevel=3)
     return images[images[key].isin(people[key])], people[people[key].isin(images[key])]
@@ -139,8 +145,12 @@ def _candidates(folder: Path, suffix: str) -> list[Path]:
 
 def _entities(path: Path) -> dict[str, Any]:
     parts = dict(ENTITY.findall(path.name))
-    return {"participant_id": f"sub-{parts.pop('sub', '')}", "session": parts.pop("ses", None), "path": path,
-            **parts}  # fmt: skip
+    return {
+        "participant_id": f"sub-{parts.pop('sub', '')}",
+        "session": parts.pop("ses", None),
+        "path": path,
+        **parts,
+    }
 
 
 def _nothing_found(folder: Path, suffix: str) -> str:

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.data.nifti import Grid, check_volumes, read_mask, read_volume, survey, write_volume
+from equipool.data.nifti import (
+    check_volumes,
+    read_mask,
+    read_volume,
+    require_same_place,
+    survey,
+    write_volume,
+)
 from equipool.data.uci import cache_folder
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
@@ -25,10 +32,12 @@ __all__ = ["Volumes", "check_volumes", "write_volume"]
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
+ChosenMask = tuple[Mask, NDArray[np.float64] | None]  # with the affine of its file
 Rows = Any  # positions, a mask or a slice
 
 SCHEMA = 1
 LEVELS = 65534  # steps between the least and the greatest value of a person; int16 has one more for rounding
+CHANGED = "Some images changed while they were read; try again when they rest."
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
 
 
@@ -128,10 +137,15 @@ class Volumes:
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
         parent = cache_folder() / "images" if cache is None else Path(cache)
-        folder = parent / _key(files, None if chosen is None else chosen[0])
-        if not _is_fresh(folder, files):
-            _build(folder, files, chosen, jobs=jobs, progress=progress)
-        return _open(folder, files)
+        folder = parent / _key(files, chosen)
+        known = _open(folder, files)
+        if known is not None:
+            return known
+        _build(folder, files, chosen, jobs=jobs, progress=progress)
+        built = _open(folder, files)
+        if built is None:
+            raise EquipoolError(CHANGED)
+        return built
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -217,55 +231,55 @@ class Volumes:
 # -- the cache ---------------------------------------------------------------------------------------------
 
 
-def _key(files: tuple[Path, ...], mask: Mask | None) -> str:
+def _key(files: tuple[Path, ...], chosen: ChosenMask | None) -> str:
     """Return the name of the cache of these files with this mask."""
     digest = hashlib.sha256(f"{SCHEMA}".encode())
     for path in files:
         digest.update(f"\0{os.path.abspath(path)}".encode())
-    if mask is not None:
-        digest.update(f"\0{mask.shape}".encode() + np.packbits(mask).tobytes())
+    if chosen is not None:
+        mask, affine = chosen
+        digest.update(f"\0{mask.shape}{affine}".encode() + np.packbits(mask).tobytes())
     return digest.hexdigest()[:32]
 
 
-def _is_fresh(folder: Path, files: tuple[Path, ...]) -> bool:
-    """Whether the cache is whole and its images are as they were; only changed dates lead to reading."""
+def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
+    """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        if facts["schema"] != SCHEMA or len(facts["files"]) != len(files):
-            return False
-        if (folder / VALUES).stat().st_size != 2 * facts["people"] * facts["voxels"]:
-            return False
-        touched = False
-        for path, known in zip(files, facts["files"], strict=True):
-            if _stat(path) != (known["size"], known["mtime_ns"]):
-                if path.stat().st_size != known["size"] or _sha256(path) != known["sha256"]:
-                    return False
-                known["mtime_ns"] = path.stat().st_mtime_ns
-                touched = True
-        if touched:
-            write_whole(folder / FACTS, json.dumps(facts))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return all((folder / name).is_file() for name in (SCALES, MASK))
+        if facts["schema"] != SCHEMA or not _are_as_known(folder, files, facts):
+            return None
+        mask = np.load(folder / MASK, allow_pickle=False)
+        scales = np.load(folder / SCALES, allow_pickle=False)
+        shape = len(files), int(mask.sum())
+        if (folder / VALUES).stat().st_size != 2 * shape[0] * shape[1] or scales.shape != (len(files), 2):
+            return None
+        store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
+        affine = np.array(facts["affine"], dtype=np.float64)
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+    return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
-def _open(folder: Path, files: tuple[Path, ...]) -> Volumes:
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    shape = (facts["people"], facts["voxels"])
-    return Volumes(
-        mask=np.load(folder / MASK, allow_pickle=False),
-        affine=np.array(facts["affine"], dtype=np.float64),
-        paths=files,
-        store=np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape),
-        rows=np.arange(len(files)),
-        scales=np.load(folder / SCALES, allow_pickle=False),
-    )
+def _are_as_known(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
+    """Whether the images are those of the cache; only those with another date are read."""
+    touched = False
+    for path, known in zip(files, facts["files"], strict=True):
+        size, mtime_ns = _stat(path)
+        if size != known["size"]:
+            return False
+        if mtime_ns != known["mtime_ns"]:
+            if _sha256(path) != known["sha256"]:
+                return False
+            known["mtime_ns"], touched = mtime_ns, True
+    if touched:
+        write_whole(folder / FACTS, json.dumps(facts))
+    return True
 
 
 def _build(
     folder: Path,
     files: tuple[Path, ...],
-    chosen: tuple[Mask, NDArray[np.float64] | None] | None,
+    chosen: ChosenMask | None,
     *,
     jobs: int,
     progress: bool,
@@ -292,7 +306,7 @@ def _build(
 def _fill(
     folder: Path,
     files: tuple[Path, ...],
-    chosen: tuple[Mask, NDArray[np.float64] | None] | None,
+    chosen: ChosenMask | None,
     *,
     jobs: int,
     progress: bool,
@@ -311,7 +325,7 @@ def _fill(
         mask = _derived_mask(grid.present, len(files))
         _compact(folder, len(files), mask)
     else:
-        _require_same_place(chosen[1], grid)
+        require_same_place(chosen[1], grid)
     assert mask is not None
     np.save(folder / SCALES, scales, allow_pickle=False)
     np.save(folder / MASK, mask, allow_pickle=False)
@@ -324,7 +338,7 @@ def _fill(
         "files": [_facts_of(path) for path in files],
     }
     if [_stat(path) for path in files] != stats:
-        raise EquipoolError("Some images changed while they were read; try again when they rest.")
+        raise EquipoolError(CHANGED)
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -359,20 +373,12 @@ def _derived_mask(present: NDArray[Any], people: int) -> Mask:
 
 
 def _compact(folder: Path, people: int, mask: Mask) -> None:
-    """Keep the mask's voxels of whole images, a block of people at a time."""
-    whole = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=(people, mask.size))
+    """Keep the mask's voxels of whole images, a person at a time."""
     inside = np.flatnonzero(mask)
-    with (folder / "kept").open("wb") as stream:
-        for start in range(0, people, 16):
-            stream.write(np.take(whole[start : start + 16], inside, axis=1).tobytes())
+    with (folder / VALUES).open("rb") as whole, (folder / "kept").open("wb") as kept:
+        for _ in range(people):
+            kept.write(np.fromfile(whole, np.int16, mask.size)[inside].tobytes())
     (folder / "kept").replace(folder / VALUES)
-
-
-def _require_same_place(affine: NDArray[np.float64] | None, grid: Grid) -> None:
-    if affine is not None and np.abs(affine - grid.affine).max() > 1e-3:
-        raise InputError(
-            "The mask lies elsewhere than the images (another affine); resample it to their grid."
-        )
 
 
 def _facts_of(path: Path) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from equipool.exceptions import EquipoolWarning, InputError
 from equipool.files import write_whole
 from equipool.validation.findings import listed, plural
 
-__all__ = ["Grid", "check_volumes", "read_mask", "read_volume", "survey", "write_volume"]
+__all__ = [
+    "Grid",
+    "check_volumes",
+    "read_mask",
+    "read_volume",
+    "require_same_place",
+    "survey",
+    "write_volume",
+]
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -43,11 +51,21 @@ class Grid:
         Voxels along each axis, and where they are in mm.
     present
         In how many images each voxel is finite and not zero.
+    brightness
+        The median of the magnitudes of each image that are not zero.
     """
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
     present: NDArray[np.int32]
+    brightness: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
+        sides = np.linalg.norm(self.affine[:3, :3], axis=0).round(3)
+        return (
+            f"{_size(self.shape)} voxels of {_size(sides)} mm, {_Header(self.shape, self.affine).orientation}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +81,11 @@ class _Header:
 
 
 def check_volumes(
-    paths: Iterable[str | Path], *, mask: Mask | None = None, jobs: int = 1, progress: bool = False
+    paths: Iterable[str | Path],
+    *,
+    mask: ArrayLike | str | Path | None = None,
+    jobs: int = 1,
+    progress: bool = False,
 ) -> Grid:
     """Read every image once and raise one error that names all files that cannot be pooled with the rest.
 
@@ -77,13 +99,16 @@ def check_volumes(
     paths
         The files, ``.nii`` or ``.nii.gz``.
     mask
-        (x, y, z): voxels that count; values outside of it may be anything.
+        The voxels that count, as an array (x, y, z) or a NIfTI file; values elsewhere may be anything.
     jobs
         How many files to read at a time.
     progress
         Whether to say on the terminal how far it is.
     """
-    return survey(tuple(Path(path) for path in paths), mask=mask, jobs=jobs, progress=progress)
+    inside, affine = (None, None) if mask is None else read_mask(mask)
+    grid = survey(tuple(Path(path) for path in paths), mask=inside, jobs=jobs, progress=progress)
+    require_same_place(affine, grid)
+    return grid
 
 
 def survey(
@@ -100,6 +125,8 @@ def survey(
     """
     if not paths:
         raise InputError("No images were given; give at least one NIfTI file.")
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1. Got {jobs}.")
     headers, problems = _read_headers(paths)
     shape, affine = _majority(headers, problems, paths)
     if mask is not None and mask.shape != shape:
@@ -122,7 +149,7 @@ def survey(
             each(k, values)
     _raise_problems(paths, problems)
     _warn_of_brightness(paths, brightness)
-    return Grid(shape, affine, present)
+    return Grid(shape, affine, present, tuple(brightness.values()))
 
 
 def read_volume(path: Path) -> FloatArray:
@@ -149,6 +176,14 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
     if not inside.any():
         raise InputError("The mask is empty; it must hold at least one voxel that is not 0.")
     return inside, affine
+
+
+def require_same_place(affine: NDArray[np.float64] | None, grid: Grid) -> None:
+    """Raise an error where a mask's affine is not that of the images."""
+    if affine is not None and np.abs(affine - grid.affine).max() > TOLERANCE:
+        raise InputError(
+            "The mask lies elsewhere than the images (another affine); resample it to their grid."
+        )
 
 
 def write_volume(path: str | Path, values: ArrayLike, like: Any) -> Path:

@@ -13,10 +13,10 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.data.splits import deal, systematic
-from equipool.data.tables import label_columns, read_table
+from equipool.data.tables import image_paths, label_columns, read_table
 from equipool.exceptions import InputError
-from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs, require_columns
-from equipool.validation.findings import listed, rows_text
+from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs
+from equipool.validation.findings import listed
 
 __all__ = ["Covariate", "PooledDataset"]
 
@@ -151,7 +151,7 @@ class PooledDataset:
             A pool whose sites, levels, scales and task are to be used: for new people, even a single one.
             Sites that it does not know come after its own.
         """
-        paths = None if images is None else _image_paths(pd.DataFrame({"images": list(images)}), "images")
+        paths = None if images is None else image_paths(pd.DataFrame({"images": list(images)}), "images")
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
         if paths is not None:
@@ -180,7 +180,7 @@ class PooledDataset:
         """
         paths = None
         if images is not None:
-            paths = _image_paths(frame, images)
+            paths = image_paths(frame, images)
             frame = frame.assign(**{images: np.arange(len(frame), dtype=np.float64)})
             roles["features"] = [images]
         if like is not None:
@@ -437,16 +437,3 @@ def _known(what: str, wanted: Sequence[str], there: Sequence[str]) -> list[str]:
         if name not in there:
             raise InputError(f"The pool has no {what} {name!r}; it has {listed(there, shown=12)}.")
     return list(wanted)
-
-
-def _image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
-    """Return the paths of an image column; name the rows without one."""
-    frame = frame.rename(columns=str)
-    require_columns(frame, [column])
-    blank = frame[column].isna() | (frame[column].astype(str).str.strip() == "")
-    missing = np.flatnonzero(blank).tolist()
-    if missing:
-        raise InputError(
-            f"Column {column!r} names no image in {rows_text(missing)}; fill it in or drop these rows."
-        )
-    return tuple(Path(str(value)) for value in frame[column])

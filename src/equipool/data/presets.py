@@ -144,8 +144,10 @@ def _find_table(
             raise InputError(f"{source} should hold one .csv or .tsv file, {what}; {seen}.")
         source = tables[0]
     names = {re.sub(r"[^a-z0-9]", "", str(name).lower()): str(name) for name in read_table(source).columns}
-    chosen = {ours: next((names[name] for name in theirs if name in names), None)
-              for ours, theirs in columns.items()}  # fmt: skip
+    chosen = {
+        ours: next((names[name] for name in theirs if name in names), None)
+        for ours, theirs in columns.items()
+    }
     absent = [ours for ours, name in chosen.items() if name is None and ours not in optional]
     if absent:
         asked = "; ".join(f"{ours} ({', '.join(columns[ours])})" for ours in absent)

@@ -8,16 +8,21 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
 import pandas as pd
 
-from equipool.exceptions import InputError, MissingExtraError
-from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight
-from equipool.validation.findings import listed
+from equipool.data.nifti import check_volumes
+from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
+from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
+from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
 
-__all__ = ["check", "label_columns", "read_table"]
+__all__ = ["check", "image_paths", "label_columns", "read_table"]
+
+INTENSITY = "median intensity"
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
@@ -59,7 +64,13 @@ def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def check(
-    table: str | Path | pd.DataFrame, *, site: str, missing: Missing = "error", **roles: Unpack[Roles]
+    table: str | Path | pd.DataFrame,
+    *,
+    site: str,
+    images: str | None = None,
+    mask: str | Path | None = None,
+    missing: Missing = "error",
+    **roles: Unpack[Roles],
 ) -> PreflightReport:
     """Tell whether the sites of a table can be pooled, and at what price.
 
@@ -69,6 +80,10 @@ def check(
         A data frame or a file for :func:`read_table`.
     site, covariates, target, id
         Names of the columns with these roles.
+    images, mask
+        Name of a column with paths of NIfTI files, which are then checked too
+        (:func:`equipool.data.check_volumes`), and a mask for them; the median intensity of each image stands
+        for the features.
     features
         Names or patterns (``"*_thickness"``) of the measurements; default: every other column of numbers.
     ignore
@@ -90,8 +105,37 @@ def check(
     """
     if not isinstance(table, pd.DataFrame):
         table = read_table(table, labels=label_columns(site, roles))
-    inputs = Inputs.from_frame(table, site=site, **roles)
-    return preflight(inputs, missing=missing)
+    seen: list[Finding] = []
+    if images is not None:
+        table, seen = _with_intensity(table, images, mask)
+        roles["features"] = [INTENSITY]
+    report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
+    return replace(report, findings=by_level([*report.findings, *seen]))
+
+
+def _with_intensity(
+    table: pd.DataFrame, images: str, mask: str | Path | None
+) -> tuple[pd.DataFrame, list[Finding]]:
+    """Check the images of a table; return it with their median intensity, and what is to be said of them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquipoolWarning)
+        grid = check_volumes(image_paths(table, images), mask=mask)
+    seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
+    seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
+    return table.assign(**{INTENSITY: grid.brightness}), seen
+
+
+def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
+    """Return the paths of an image column; name the rows without one."""
+    frame = frame.rename(columns=str)
+    require_columns(frame, [column])
+    blank = frame[column].isna() | (frame[column].astype(str).str.strip() == "")
+    missing = np.flatnonzero(blank).tolist()
+    if missing:
+        raise InputError(
+            f"Column {column!r} names no image in {rows_text(missing)}; fill it in or drop these rows."
+        )
+    return tuple(Path(str(value)) for value in frame[column])
 
 
 def label_columns(site: str, roles: Roles) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from equipool.exceptions import InputError
 
-__all__ = ["Finding", "Level", "listed", "plural", "raise_first_error", "rows_text"]
+__all__ = ["Finding", "Level", "by_level", "listed", "plural", "raise_first_error", "rows_text"]
 
 Level = Literal["error", "warning", "note"]
 
@@ -86,6 +86,12 @@ def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
     named = [f"{row + 1}" if ids is None else f"{row + 1} ({ids[row]})" for row in rows[:SHOWN]]
     more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
     return f"row{'s' if len(rows) != 1 else ''} {', '.join(named)}{more}"
+
+
+def by_level(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return errors first, then warnings, then notes."""
+    rank = {"error": 0, "warning": 1, "note": 2}
+    return tuple(sorted(findings, key=lambda finding: rank[finding.level]))
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

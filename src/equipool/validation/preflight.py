@@ -21,7 +21,7 @@ from equipool.validation.cautions import (
     two_valued,
 )
 from equipool.validation.checks import Missing, find_errors
-from equipool.validation.findings import Finding, plural
+from equipool.validation.findings import Finding, by_level, plural
 from equipool.validation.inputs import Inputs
 from equipool.validation.measures import (
     Readability,
@@ -140,10 +140,9 @@ def preflight(inputs: Inputs, *, missing: Missing = "error") -> PreflightReport:
         *column_cautions(inputs, known, codes),
         *notes(inputs),
     ]
-    rank = {"error": 0, "warning": 1, "note": 2}
     return PreflightReport(
         inputs=inputs,
-        findings=tuple(sorted(findings, key=lambda finding: rank[finding.level])),
+        findings=by_level(findings),
         sites=_site_table(inputs, known, labels, codes),
         overlap=overlap,
         common=common,
