@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equipool import __version__
+from equipool.commands import preprocess
 from equipool.commands.people import add_images, preset_roles, read_people
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_select(commands)
     _add_datasets(commands)
     _add_demo(commands)
+    preprocess.add(commands)
     return parser
 
 

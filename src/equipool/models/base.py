@@ -257,7 +257,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         still = deviation <= 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(still, 1.0, deviation)
         self.feature_varies_ = ~still
-        return TrainingData(self._scaled(array), *rest)
+        scaled = self._scaled(array)
+        return TrainingData(scaled.loaded() if isinstance(scaled, ScaledVolumes) else scaled, *rest)
 
     def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
         self.task_: Task | None = inputs.task

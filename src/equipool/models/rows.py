@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ FloatArray = NDArray[np.float64]
 Evening = Callable[[NDArray[np.floating]], FloatArray]
 
 BLOCK = 32  # volumes read at a time
+IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ class ScaledVolumes:
     scale: FloatArray
     varies: NDArray[np.bool_]
     evened: Evening
+    ready: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,12 +60,28 @@ class ScaledVolumes:
 
     def __getitem__(self, rows: Any) -> ScaledVolumes:
         chosen = rows.numpy() if isinstance(rows, Tensor) else rows
-        return ScaledVolumes(self.volumes[chosen], self.mean, self.scale, self.varies, self.evened)
+        return ScaledVolumes(
+            self.volumes[chosen],
+            self.mean,
+            self.scale,
+            self.varies,
+            self.evened,
+            None if self.ready is None else self.ready[rows],
+        )
 
     def tensor(self) -> Tensor:
         """Read them all."""
+        if self.ready is not None:
+            return self.ready
         scaled = (self.evened(self.volumes.read()) - self.mean) / self.scale
         return torch.from_numpy(np.where(self.varies, scaled, 0.0).astype(np.float32))
+
+    def loaded(self) -> ScaledVolumes:
+        """Return the same, read already if they are few enough: training then need not read them again."""
+        if 4 * self.shape[0] * self.shape[1] > IN_MEMORY:
+            return self
+        ready = torch.cat([self[slice(k, k + BLOCK)].tensor() for k in range(0, len(self), BLOCK)])
+        return replace(self, ready=ready)
 
     def singles(self) -> Iterator[Tensor]:
         """Read them one after the other, (1, voxels) each."""

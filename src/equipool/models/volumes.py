@@ -142,7 +142,7 @@ class VolumeSites:
     def without_site(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return what is left of volumes beside the pool's mean when the site that they show is taken out.
 
-        Needs neither the site nor covariates, so a network may stand behind it: the site is read from the scan.
+        Needs neither site nor covariates, so a network may stand behind it: the site is read from the scan.
         """
         normal = self.normalised(rows)
         share = self.posterior(normal)

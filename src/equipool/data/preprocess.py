@@ -1,0 +1,467 @@
+"""From a T1-weighted head to a brain on the standard grid: mask, bias field, affine, resampling, intensity.
+
+Each step is a function of arrays and affines that changes nothing it is given. :func:`preprocess_head` chains
+them. The libraries (deepbet, SimpleITK, picsl-greedy) are the extra ``preprocess`` and imported at use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipool.exceptions import InputError, MissingExtraError
+
+__all__ = [
+    "SKIPPABLE",
+    "SPACE",
+    "Brain",
+    "Steps",
+    "brain_mask",
+    "extracted_mask",
+    "mni_grid",
+    "preprocess_head",
+    "read_head",
+    "register",
+    "remove_bias",
+    "require_extra",
+    "resample",
+    "resample_brain",
+    "template",
+    "white_matter_peak",
+]
+
+Array = npt.NDArray[Any]
+
+SPACE = "MNI152NLin2009aSym"  # the template in nilearn's wheel
+SKIPPABLE = ("n4", "register", "normalize")
+BOX_ORIGIN, BOX_EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: 91×109×91 voxels of 2 mm
+FWHM = float(np.sqrt(8 * np.log(2)))  # full width at half maximum of a Gaussian of SD 1
+N4_ITERATIONS = [10, 10, 20]  # by level; more gain little, and a fourth level takes anatomy for bias
+MARGIN_MM = 24.0  # around the box, where registration looks for the head
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is done to a head.
+
+    Parameters
+    ----------
+    resolution
+        Voxel size of the result in mm; 2 gives 91×109×91 voxels, 4 gives 46×55×46.
+    skip
+        Steps to leave out: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
+        ``"normalize"`` (intensities stay in the scanner's units).
+    brain_extracted
+        The image shows the brain alone; its mask is found by :func:`extracted_mask`.
+
+    Examples
+    --------
+    >>> Steps(resolution=4, skip=("n4",)).resolution
+    4.0
+    """
+
+    resolution: float = 2.0
+    skip: tuple[str, ...] = ()
+    brain_extracted: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = [step for step in self.skip if step not in SKIPPABLE]
+        if unknown:
+            raise InputError(f"{unknown[0]!r} is no step that can be skipped; choose {', '.join(SKIPPABLE)}.")
+        if not 0.5 <= self.resolution <= 16:
+            raise InputError(f"The resolution must be between 0.5 and 16 mm; got {self.resolution:g}.")
+        object.__setattr__(self, "resolution", float(self.resolution))
+        object.__setattr__(self, "skip", tuple(sorted(set(self.skip))))
+
+
+@dataclass(frozen=True)
+class Brain:
+    """One preprocessed brain on the MNI grid.
+
+    ``to_head`` takes mm of MNI to mm of the head, as resampling needs it. ``head`` is the head on the same
+    grid with its skull, for pictures. ``quality`` and ``seconds`` (by step) are numbers by name.
+    """
+
+    image: Array
+    mask: Array
+    head: Array
+    grid: Array
+    to_head: Array
+    quality: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def require_extra(steps: Steps) -> None:
+    """Raise :class:`MissingExtraError` when a library that these steps need is not installed."""
+    needed = set() if steps.brain_extracted else {"deepbet"}
+    if "n4" not in steps.skip:
+        needed |= {"SimpleITK"}
+    if "register" not in steps.skip:
+        needed |= {"SimpleITK", "picsl_greedy"}
+    missing = sorted(name for name in needed if find_spec(name) is None)
+    if missing:
+        raise MissingExtraError(
+            f"Preprocessing needs {' and '.join(missing)}: pip install 'equipool[preprocess]'."
+        )
+
+
+def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) -> Brain:
+    """Run the chain on one head.
+
+    Parameters
+    ----------
+    values, affine
+        The head and its voxel-to-mm matrix, as :func:`read_head` gives them.
+    steps
+        What to do; default: everything, at 2 mm.
+    """
+    steps = steps or Steps()
+    require_extra(steps)
+    clock = _Clock()
+    mask = extracted_mask(values, _sizes(affine)) if steps.brain_extracted else brain_mask(values, affine)
+    if mask.sum() < 100:
+        raise InputError("No brain was found in the image; is it a T1-weighted head?")
+    clock.lap("mask")
+    if "n4" not in steps.skip:
+        values = remove_bias(values, mask, _sizes(affine))
+    clock.lap("n4")
+    to_head = np.eye(4) if "register" in steps.skip else register(np.where(mask, values, 0), affine)
+    clock.lap("register")
+    shape, grid = mni_grid(steps.resolution)
+    brain, inside = resample_brain(values, mask, affine, shape, grid, to_head)
+    head = resample(values, affine, shape, grid, to_head, order=1)
+    clock.lap("resample")
+    if "normalize" not in steps.skip:
+        peak = white_matter_peak(brain, inside, template(steps.resolution).white_matter)
+        brain, head = brain / peak, head / peak
+    clock.lap("normalize")
+    quality = _quality(brain, inside, to_head, steps.resolution)
+    quality["volume_ml"] = float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000)
+    return Brain(brain.astype(np.float32), inside, head, grid, to_head, quality, clock.seconds)
+
+
+def read_head(path: Path) -> tuple[Array, Array]:
+    """Read a 3-D image as float32 in the order closest to RAS; return it with its affine.
+
+    NaN and infinity become 0. What cannot be a head is an :class:`InputError` that names the file.
+    """
+    import nibabel
+
+    try:
+        image: Any = nibabel.as_closest_canonical(nibabel.load(path))  # type: ignore[no-untyped-call]
+        values = np.asarray(image.dataobj, dtype=np.float32)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except Exception as error:  # whatever nibabel and zlib meet in a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path.name} cannot be read as an image ({reason}); is it complete?") from error
+    if values.ndim > 3 and values.size == np.prod(values.shape[:3]):
+        values = values.reshape(values.shape[:3])  # a time axis of length 1
+    if values.ndim != 3 or min(values.shape) < 8:
+        size = "×".join(str(length) for length in values.shape)
+        raise InputError(f"{path.name} has {size} voxels; a head is one 3-D volume.")
+    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    if values.max() <= values.min():
+        raise InputError(f"{path.name} has the same value everywhere; there is no head in it.")
+    affine = np.asarray(image.affine, dtype=float)
+    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-6:
+        raise InputError(f"{path.name} has no usable orientation in its header (qform and sform).")
+    return values, affine
+
+
+def brain_mask(values: Array, affine: Array) -> Array:
+    """Return where the brain is, by deepbet on the CPU (its weights come with its package)."""
+    import nibabel
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _, mask, _ = _deepbet().run(nibabel.Nifti1Image(values, affine))  # type: ignore[no-untyped-call]
+    except (AssertionError, ValueError) as error:  # its word for an image without foreground
+        raise InputError(f"deepbet found no brain ({error}); is it a T1-weighted head?") from error
+    finally:
+        torch.set_num_threads(threads)
+    return np.asarray(mask.dataobj) > 0
+
+
+def extracted_mask(values: Array, sizes: Array, *, gap_mm: float = 8.0) -> Array:
+    """Return the brain in an image without skull, with its ventricles and sulci.
+
+    That is where the image is above 5 % of its bright end (zero itself would not do: resampling leaves a
+    faint rim), with gaps narrower than twice ``gap_mm`` closed and holes filled, because fluid may be as
+    dark as the background.
+    """
+    from scipy import ndimage
+
+    if not (values > 0).any():
+        return np.zeros(values.shape, dtype=bool)
+    seen = values > 0.05 * np.percentile(values[values > 0], 98)
+    box = _box(seen, margin=0)
+    room = [int(np.ceil(gap_mm / size)) + 1 for size in sizes]
+    part = np.pad(seen[box], [(n, n) for n in room])
+    grown = ndimage.distance_transform_edt(~part, sampling=sizes) <= gap_mm
+    closed = ndimage.distance_transform_edt(grown, sampling=sizes) > gap_mm
+    filled = ndimage.binary_fill_holes(closed | part)
+    mask = np.zeros_like(seen)
+    mask[box] = filled[tuple(slice(n, -n) for n in room)]
+    return mask
+
+
+@cache
+def _deepbet() -> Any:
+    """Load the networks once in each process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit.load, which deepbet calls
+        from deepbet import BrainExtraction
+
+        return BrainExtraction(no_gpu=True)
+
+
+def remove_bias(values: Array, mask: Array, sizes: Array, *, working_mm: float = 4.0) -> Array:
+    """Divide by the smooth field that N4 finds inside the mask.
+
+    The field is fitted on block means of about ``working_mm`` in the box around the mask and evaluated on
+    every voxel. Its geometric mean over the mask is 1, so that intensities keep their scale.
+    """
+    import SimpleITK as sitk  # noqa: N813
+
+    box = _box(mask, margin=2)
+    frame = np.diag([*sizes, 1.0])
+    image = _to_itk(values[box], frame)
+    blocks = [int(max(1, round(working_mm / size))) for size in sizes]
+    small = sitk.BinShrink(image, blocks)
+    inside = sitk.BinShrink(_to_itk(mask[box], frame), blocks) > 0.5
+    n4 = sitk.N4BiasFieldCorrectionImageFilter()
+    n4.SetNumberOfThreads(1)
+    n4.SetMaximumNumberOfIterations(N4_ITERATIONS)
+    n4.Execute(small, sitk.And(inside, small > 0))  # it works on logarithms
+    log_field = sitk.GetArrayFromImage(n4.GetLogBiasFieldAsImage(image)).T
+    around = [(part.start, size - part.stop) for part, size in zip(box, mask.shape, strict=True)]
+    log_field = np.pad(log_field - log_field[mask[box]].mean(), around, mode="edge")
+    return (values / np.exp(log_field)).astype(np.float32)
+
+
+def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
+    """Return the affine from mm of MNI to mm of the head that lays the brain on the template.
+
+    The centres of mass are put on each other, then greedy raises the local correlation of images of
+    ``working_mm`` over twelve parameters, from coarse to fine. Local correlation because it does not mind
+    a contrast or a bias field that differs from the template's.
+    """
+    from picsl_greedy import Greedy3D
+
+    shape, grid = mni_grid(working_mm)
+    fixed = template(working_mm).t1
+    start = np.eye(4)
+    start[:3, 3] = _centre(brain, affine) - _centre(fixed, grid)
+    margin = round(MARGIN_MM / working_mm)
+    wide = grid.copy()
+    wide[:3, 3] -= margin * working_mm
+    moving = resample(brain, affine, tuple(n + 2 * margin for n in shape), wide, start, order=1)
+    greedy = Greedy3D()
+    with _silent():
+        greedy.execute(
+            "-d 3 -V 0 -threads 1 -a -dof 12 -m NCC 2x2x2 -n 100x50x10 -seed 1 -ia-identity "
+            "-i fixed moving -o found",
+            fixed=_to_itk(fixed, grid),
+            moving=_to_itk(moving, wide),
+            found=None,
+            out=io.StringIO(),
+            err=io.StringIO(),
+        )
+    return start @ np.asarray(greedy["found"])
+
+
+def mni_grid(resolution: float) -> tuple[tuple[int, int, int], Array]:
+    """Return shape and affine (RAS) of the standard MNI152 box at a voxel size in mm.
+
+    Examples
+    --------
+    >>> mni_grid(2)[0], mni_grid(4)[0]
+    ((91, 109, 91), (46, 55, 46))
+    """
+    x, y, z = (int(extent / resolution + 1e-6) + 1 for extent in BOX_EXTENT)
+    affine = np.diag([resolution, resolution, resolution, 1.0])
+    affine[:3, 3] = BOX_ORIGIN
+    return (x, y, z), affine
+
+
+def resample(
+    values: Array,
+    affine: Array,
+    shape: tuple[int, ...],
+    grid: Array,
+    mapping: Array | None = None,
+    *,
+    order: int = 3,
+) -> Array:
+    """Take values at the points of another grid, without aliasing.
+
+    Parameters
+    ----------
+    values, affine
+        The image and its voxel-to-mm matrix.
+    shape, grid
+        Shape and voxel-to-mm matrix of the result.
+    mapping
+        From mm of the grid to mm of the image; default: the same space.
+    order
+        Of the spline, 3 or 1. Outside the image everything is 0.
+
+    Notes
+    -----
+    Before going to larger voxels the image is smoothed by the Gaussian that turns the width (FWHM) of an old
+    voxel into that of a new one.
+    """
+    from scipy import ndimage
+
+    voxels = np.linalg.inv(affine) @ (np.eye(4) if mapping is None else mapping) @ grid
+    voxels = voxels.round(9)  # or rounding puts the first voxel of an equal grid outside of the image
+    widths = np.linalg.norm(voxels[:3, :3], axis=1)  # of a new voxel along the old axes, in old voxels
+    sigma = np.sqrt(np.clip(widths**2 - 1, 0, None)) / FWHM
+    values = ndimage.gaussian_filter(np.asarray(values, dtype=np.float32), sigma)
+    return ndimage.affine_transform(values, voxels, output_shape=shape, order=order)
+
+
+def resample_brain(
+    values: Array,
+    mask: Array,
+    affine: Array,
+    shape: tuple[int, ...],
+    grid: Array,
+    mapping: Array | None = None,
+) -> tuple[Array, Array]:
+    """Resample a brain and its mask; outside the mask the brain is 0.
+
+    Values are averaged over the brain alone: neither the skull brightens nor the empty background darkens the
+    voxels at its edge.
+    """
+    share = resample(mask, affine, shape, grid, mapping)
+    total = resample(np.where(mask, values, 0), affine, shape, grid, mapping)
+    inside = share > 0.5
+    return np.where(inside, total / np.where(inside, share, 1), 0).clip(min=0), inside
+
+
+def white_matter_peak(values: Array, mask: Array, white_matter: Array) -> float:
+    """Return the commonest intensity where the template has white matter.
+
+    White matter is the most even tissue of a T1-weighted brain, and its peak does not move when grey matter
+    shrinks and ventricles grow. A mean or median of the whole brain does, and would write age and disease
+    into the intensity of every voxel.
+    """
+    from scipy.stats import gaussian_kde
+
+    sample = values[mask & (white_matter > 0.9) & (values > 0)]
+    if len(sample) < 30 or sample.std() == 0:
+        raise InputError("The brain does not cover the template's white matter; see how it was registered.")
+    sample = sample[:: max(1, len(sample) // 5000)].astype(float)
+    low, high = np.percentile(sample, [2, 98])
+    levels = np.linspace(low, high, 400)
+    return float(levels[np.argmax(gaussian_kde(sample)(levels))])
+
+
+@dataclass(frozen=True)
+class Template:
+    """The MNI152 brain on a grid: its T1 image, brain mask and share of white matter."""
+
+    t1: Array
+    mask: Array
+    white_matter: Array
+
+
+@cache
+def template(resolution: float) -> Template:
+    """Return nilearn's MNI152 maps on :func:`mni_grid`."""
+    from nilearn.datasets import load_mni152_brain_mask, load_mni152_template, load_mni152_wm_template
+
+    shape, grid = mni_grid(resolution)
+    loaders = (load_mni152_template, load_mni152_brain_mask, load_mni152_wm_template)
+    images = [loader(resolution=1) for loader in loaders]
+    t1, mask, white = (resample(image.get_fdata(), image.affine, shape, grid, order=1) for image in images)
+    return Template(t1, mask > 0.5, white)
+
+
+def _quality(brain: Array, mask: Array, to_head: Array, resolution: float) -> dict[str, float]:
+    """Return what tells a bad mask or registration: agreement with the template, and the affine's stretch."""
+    mni = template(resolution)
+    stretches = np.linalg.svd(to_head[:3, :3], compute_uv=False)
+    return {
+        "correlation": float(np.corrcoef(brain[mni.mask], mni.t1[mni.mask])[0, 1]),
+        "dice": float(2 * (mask & mni.mask).sum() / (mask.sum() + mni.mask.sum())),
+        "scale": float(np.prod(stretches) ** (1 / 3)),
+        "stretch": float(stretches[0] / stretches[-1]),
+    }
+
+
+def _sizes(affine: Array) -> Array:
+    return np.asarray(np.linalg.norm(affine[:3, :3], axis=0))
+
+
+def _box(mask: Array, margin: int) -> tuple[slice, ...]:
+    """Return the part of an image that holds the mask."""
+    places = np.argwhere(mask)
+    ends = zip(places.min(axis=0), places.max(axis=0), mask.shape, strict=True)
+    return tuple(slice(max(0, int(a) - margin), min(n, int(b) + 1 + margin)) for a, b, n in ends)
+
+
+def _centre(values: Array, affine: Array) -> Array:
+    from scipy import ndimage
+
+    return np.asarray((affine @ [*ndimage.center_of_mass(values.clip(min=0)), 1.0])[:3])
+
+
+def _to_itk(values: Array, affine: Array) -> Any:
+    """Return an ITK image, whose x and y axes point the other way."""
+    import SimpleITK as sitk  # noqa: N813
+
+    lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
+    image = sitk.GetImageFromArray(np.ascontiguousarray(values.T, dtype=np.float32))
+    image.SetSpacing(_sizes(lps).tolist())
+    image.SetDirection((lps[:3, :3] / _sizes(lps)).ravel().tolist())
+    image.SetOrigin(lps[:3, 3].tolist())
+    return image
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Send standard output nowhere: greedy's optimiser prints from C, behind Python's back."""
+    libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+class _Clock:
+    """Seconds by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, step: str) -> None:
+        now = time.perf_counter()
+        self.seconds[step] = round(now - self._last, 3)
+        self._last = now

@@ -1,0 +1,147 @@
+"""The page for quality control of preprocessed heads: a mosaic of each, the odd ones first."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from equipool.files import write_whole
+
+__all__ = ["MEASURES", "Measure", "quality_page", "quality_table", "write_quality"]
+
+ODD = 4.0  # robust standard deviations
+ENOUGH = 5  # heads below which a spread says nothing
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that is odd when it is far from the other heads', or beyond a limit whatever the others are.
+
+    ``step`` is the least spread that counts, so that heads that are nearly the same do not flag each other.
+    """
+
+    title: str
+    meaning: str
+    step: float
+    low: float = -np.inf
+    high: float = np.inf
+    both: bool = True
+    digits: int = 3
+
+
+MEASURES = {
+    "correlation": Measure("correlation", "with the template, inside its brain", 0.02, low=0.4, both=False),
+    "dice": Measure("Dice", "overlap of the brain mask with the template's", 0.01, low=0.85, both=False),
+    "scale": Measure("scale", "size of the head against the template", 0.02, low=0.7, high=1.4),
+    "stretch": Measure("stretch", "longest over shortest axis of the affine", 0.03, high=1.5),
+    "volume_ml": Measure(
+        "volume", "of the brain mask before registration, ml", 40.0, low=700, high=2400, digits=0
+    ),
+}
+
+
+def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Return one row for each head: its numbers, how odd it is, and why; the oddest first.
+
+    A number is odd when it is more than four robust standard deviations (1.4826 times the median absolute
+    deviation) from the median of all heads, or beyond a limit that no good head crosses.
+
+    Examples
+    --------
+    >>> usual = {"correlation": 0.8, "dice": 0.95, "scale": 1.0, "stretch": 1.05, "volume_ml": 1500.0}
+    >>> heads = {f"sub-{k}": usual for k in range(6)} | {"sub-x": usual | {"dice": 0.7}}
+    >>> quality_table(heads)["flags"].iloc[0]
+    'Dice 0.700 (low)'
+    """
+    table = pd.DataFrame.from_dict(
+        {k: dict(v) for k, v in quality.items()}, orient="index", columns=[*MEASURES]
+    )
+    reasons: list[list[str]] = [[] for _ in range(len(table))]
+    score = np.zeros(len(table))
+    for name, measure in MEASURES.items():
+        values = table[name].to_numpy(dtype=float)
+        z = _robust_z(values, measure.step)
+        far = np.abs(z) > ODD if measure.both else z < -ODD
+        odd = far | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
+        score = np.fmax(score, np.abs(z) if measure.both else -z)
+        for row in np.flatnonzero(odd):
+            side = "low" if z[row] < 0 or values[row] < measure.low else "high"
+            reasons[row].append(f"{measure.title} {values[row]:.{measure.digits}f} ({side})")
+    table["oddness"] = np.round(score, 2)
+    table["flags"] = ["; ".join(reason) for reason in reasons]
+    order = sorted(range(len(table)), key=lambda row: (not reasons[row], -score[row]))
+    return table.iloc[order].rename_axis("head")
+
+
+def write_quality(
+    out: Path,
+    quality: Mapping[str, Mapping[str, float]],
+    pictures: Mapping[str, Path],
+    failed: Mapping[str, str],
+) -> pd.DataFrame:
+    """Write ``qc.tsv`` and ``qc.html`` and return the table."""
+    table = quality_table(quality)
+    write_whole(out / "qc.tsv", table.to_csv(sep="\t", lineterminator="\n"))
+    write_whole(out / "qc.html", quality_page(table, pictures, failed))
+    return table
+
+
+def quality_page(table: pd.DataFrame, pictures: Mapping[str, Path], failed: Mapping[str, str]) -> str:
+    """Return the page as one HTML text that needs no other file."""
+    flagged = int((table["flags"] != "").sum())
+    cards = "\n".join(_card(str(name), row, pictures[str(name)]) for name, row in table.iterrows())
+    page = files("equipool.report").joinpath("templates/quality.html").read_text(encoding="utf-8")
+    return Template(page).substitute(
+        summary=f"{len(table)} heads, {flagged} flagged, {len(failed)} failed",
+        failed=_failures(failed),
+        meanings=" ".join(
+            f"<dt>{measure.title}</dt><dd>{measure.meaning}</dd>" for measure in MEASURES.values()
+        ),
+        cards=cards,
+        head="".join(f'<th scope="col">{measure.title}</th>' for measure in MEASURES.values()),
+        rows="\n".join(_row(str(name), row) for name, row in table.iterrows()),
+    )
+
+
+def _robust_z(values: Any, step: float) -> Any:
+    """Return distances from the median in robust standard deviations; zeros for too few heads."""
+    known = values[np.isfinite(values)]
+    if len(known) < ENOUGH:
+        return np.zeros(len(values))
+    middle = np.median(known)
+    spread = max(1.4826 * float(np.median(np.abs(known - middle))), step)
+    return np.nan_to_num((values - middle) / spread)
+
+
+def _failures(failed: Mapping[str, str]) -> str:
+    if not failed:
+        return ""
+    items = "".join(f"<li><b>{escape(name)}</b>: {escape(reason)}</li>" for name, reason in failed.items())
+    return f'<section class="failed"><h2>Failed</h2><ul>{items}</ul></section>'
+
+
+def _card(name: str, row: Any, picture: Path) -> str:
+    data = base64.b64encode(picture.read_bytes()).decode()
+    numbers = ", ".join(f"{m.title} {row[key]:.{m.digits}f}" for key, m in MEASURES.items())
+    flags = f'<strong class="flag">⚑ {escape(row["flags"])}</strong>' if row["flags"] else ""
+    alt = f"Six slices of {name} in MNI space with the outlines of its brain mask and of the template"
+    return (
+        f'<figure id="{escape(name)}"{" class=odd" if row["flags"] else ""}><img loading="lazy" '
+        f'src="data:image/jpeg;base64,{data}" alt="{escape(alt)}">'
+        f"<figcaption><b>{escape(name)}</b> {flags} <span>{numbers}</span></figcaption></figure>"
+    )
+
+
+def _row(name: str, row: Any) -> str:
+    cells = "".join(f"<td>{row[key]:.{m.digits}f}</td>" for key, m in MEASURES.items())
+    link = f'<a href="#{escape(name)}">{escape(name)}</a>'
+    return f'<tr><th scope="row">{link}</th>{cells}<td class="text">{escape(row["flags"])}</td></tr>'
