@@ -29,13 +29,14 @@ from equipool.models.rows import (
     voxel_scales,
 )
 from equipool.models.seeding import seed_for
-from equipool.nn import EncoderKind, coders
+from equipool.nn import Components, EncoderKind, coders
 from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
 __all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
+COMPONENT_PEOPLE = 1000
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
 
 
@@ -174,6 +175,13 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return coders(
             self.encoder, n_features, self.n_latent, hidden=self.hidden, mask=mask, decoder=self.decoder
         )
+
+    def _start_components(self, network: nn.Module, data: TrainingData) -> None:
+        """Give an encoder on principal components its components, from at most a thousand people."""
+        for module in network.modules():
+            if isinstance(module, Components):
+                some = torch.linspace(0, len(data.x) - 1, min(len(data.x), COMPONENT_PEOPLE)).long()
+                module.start(dense(data.x[some]))
 
     @property
     def _voxel_share(self) -> float:

@@ -126,6 +126,7 @@ class NaivePooler(PoolingEstimator):
             network = self._build(data.x.shape[1], data.c.shape[1], self._n_outputs())
             self._sites = int(data.site.max()) + 1
             self._start(data)
+            self._start_components(network, data)
             size, epochs = self._schedule(len(data.x))
 
             def step(rows: Tensor, _: int) -> dict[str, Tensor]:

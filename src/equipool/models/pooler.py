@@ -259,6 +259,7 @@ class EquivariantPooler(PoolingEstimator):
     def _fit_stage_one(self, data: TrainingData, held: TrainingData) -> StageOne:
         with seeded(self._seed, "stage one") as generator:
             one = self._build_stage_one(data.x.shape[1], data.c.shape[1])
+            self._start_components(one, data)
             size, epochs = self._schedule(len(data.x))
 
             @torch.no_grad()

@@ -10,10 +10,11 @@ from equipool.nn.losses import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.networks import EncoderKind, adversary_network, coder, coders, mlp
+from equipool.nn.networks import Components, EncoderKind, adversary_network, coder, coders, mlp
 from equipool.nn.training import History, site_batches, train
 
 __all__ = [
+    "Components",
     "EncoderKind",
     "History",
     "adversary_network",

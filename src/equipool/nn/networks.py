@@ -5,14 +5,60 @@ from __future__ import annotations
 import copy
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from equipool.exceptions import InputError
 from equipool.nn.volumes import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 
-__all__ = ["EncoderKind", "adversary_network", "coder", "coders", "mlp"]
+__all__ = ["Components", "EncoderKind", "adversary_network", "coder", "coders", "mlp"]
 
-EncoderKind = Literal["auto", "mlp", "linear", "resnet"] | nn.Module
+EncoderKind = Literal["auto", "mlp", "linear", "components", "resnet"] | nn.Module
+
+N_COMPONENTS = 100
+
+
+class Components(nn.Module):
+    """Principal components of the training rows, not whitened: what varies most is learned first.
+
+    With few people and many voxels this is what keeps a linear encoder from learning people by heart.
+    """
+
+    def __init__(self, n_features: int, count: int = N_COMPONENTS) -> None:
+        super().__init__()
+        self.register_buffer("basis", torch.zeros(n_features, count))
+        self.register_buffer("scale", torch.ones(()))
+        self.basis: Tensor
+        self.scale: Tensor
+
+    @torch.no_grad()
+    def start(self, rows: Tensor) -> None:
+        """Take the components of these rows, by the people's inner products."""
+        rows = rows.to(self.basis.dtype)
+        values, vectors = torch.linalg.eigh(rows @ rows.mT)
+        count = min(self.basis.shape[1], len(rows) - 1)
+        top = vectors[:, -count:].flip(1)
+        directions = rows.mT @ top
+        self.basis.zero_()
+        self.basis[:, :count] = directions / directions.norm(dim=0).clamp_min(1e-12)
+        self.scale.copy_((values[-count:].mean() / len(rows)).sqrt().clamp_min(1e-12))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (rows, components)."""
+        return rows @ self.basis / self.scale
+
+
+class ComponentsDecoder(nn.Module):
+    """From a latent to components and from these to features."""
+
+    def __init__(self, components: Components, n_latent: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(n_latent, components.basis.shape[1])
+        self.components = components
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return (rows, features)."""
+        return self.linear(latent) * self.components.scale @ self.components.basis.mT
 
 
 def mlp(n_in: int, n_out: int, *, hidden: int = 64) -> nn.Sequential:
@@ -51,6 +97,10 @@ def coders(
     decoder
         A module in place of ours.
     """
+    if kind == "components":
+        components = Components(n_features)
+        encoder = nn.Sequential(components, nn.Linear(components.basis.shape[1], n_latent))
+        return encoder, copy.deepcopy(decoder) or ComponentsDecoder(components, n_latent)
     if mask is None:
         own = copy.deepcopy(kind) if isinstance(kind, nn.Module) else None
         forward = own or coder(kind, n_features, n_latent, hidden=hidden)
