@@ -111,9 +111,9 @@ class Anatomy:
         """Return one person's shares of grey matter, white matter and fluid, (3, x, y, z)."""
         years = (traits.age - 50.0) / 45.0
         moved = self.points + self._bend(traits)
-        moved = moved + (0.3 + 2.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
+        moved = moved + (0.3 + 3.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
         grey, white, fluid = self._sample(moved)
-        loss = 0.20 * years * self.sulci + 0.26 * traits.atrophy * self.disease
+        loss = 0.32 * years * self.sulci + 0.26 * traits.atrophy * self.disease
         lost = grey * loss.clamp(0, 0.9)
         return self._pool(_stack(grey - lost, white, fluid + lost))
 

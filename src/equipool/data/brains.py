@@ -149,11 +149,11 @@ class SimulatedBrains:
             (self.seed, 2, -1 if person is None else person) if person is not None else 0
         )
         vary = 0.0 if person is None else 1.0
-        contrast = tuple(c * (1 + vary * 0.015 * rng.normal()) for c in scanner.contrast)
+        contrast = tuple(c * (1 + vary * 0.01 * rng.normal()) for c in scanner.contrast)
         step = float(self.anatomy.affine[0, 0])
         volume = gaussian_filter(_contrasted(tissues, contrast), scanner.blur / step)
         volume = 100 * (np.maximum(volume, 0) / 100) ** (scanner.gamma * (1 + vary * 0.01 * rng.normal()))
-        jitter = vary * 0.3 * scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES))
+        jitter = vary * 0.25 * scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES))
         volume = volume * np.exp(self._field(self._bias_weights(scanner) + jitter))
         noise = vary * 100 * scanner.noise * rng.normal(size=(2, *volume.shape))
         volume = np.hypot(volume + noise[0], noise[1])

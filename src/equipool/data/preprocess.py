@@ -162,7 +162,7 @@ def read_head(path: Path) -> tuple[Array, Array]:
     import nibabel
 
     try:
-        image: Any = nibabel.as_closest_canonical(nibabel.load(path))  # type: ignore[no-untyped-call]
+        image: Any = nibabel.as_closest_canonical(nibabel.load(path))
         values = np.asarray(image.dataobj, dtype=np.float32)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
@@ -191,7 +191,7 @@ def brain_mask(values: Array, affine: Array) -> Array:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _, mask, _ = _deepbet().run(nibabel.Nifti1Image(values, affine))  # type: ignore[no-untyped-call]
+        _, mask, _ = _deepbet().run(nibabel.Nifti1Image(values, affine))
     except (AssertionError, ValueError) as error:  # its word for an image without foreground
         raise InputError(f"deepbet found no brain ({error}); is it a T1-weighted head?") from error
     finally:

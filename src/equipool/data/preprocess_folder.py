@@ -282,7 +282,7 @@ def _name(path: Path) -> str:
 def _nifti(values: Any, affine: Any) -> bytes:
     import nibabel
 
-    image: Any = nibabel.Nifti1Image(values, affine)  # type: ignore[no-untyped-call]
+    image: Any = nibabel.Nifti1Image(values, affine)
     image.header.set_xyzt_units("mm")
     image.set_sform(affine, code="mni")
     image.set_qform(affine, code="mni")
