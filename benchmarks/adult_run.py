@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from equipool.data.uci import load_dataset
+from equipool.data.datasets import load_dataset
 from equipool.evaluate.adversaries import paper_adversary, permuted_band, site_readers
 from equipool.evaluate.benchmark import age_from, equivariance_of
 from equipool.evaluate.methods import make_method, settings_of

@@ -174,7 +174,8 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "datasets",
         nargs="+",
         metavar="DATASET",
-        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; or "
+        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
+        "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
         "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
         "simulated-OVERLAP",
     )
@@ -189,7 +190,15 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="NAME",
         help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours",
     )
-    benchmark.add_argument("--seeds", type=int, default=3, help="default: 3")
+    benchmark.add_argument(
+        "--seeds",
+        "--splits",
+        type=int,
+        help="with which everything is repeated; for images, random splits (default: 3, of images 5)",
+    )
+    benchmark.add_argument(
+        "--quick", action="store_true", help="one seed and a third of the training, to see the whole path"
+    )
     benchmark.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     benchmark.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: all cores)")
     benchmark.add_argument("--fresh", action="store_true", help="run everything anew")
@@ -226,9 +235,10 @@ def _add_datasets(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
-    from equipool.data.uci import require_dataset
+    from equipool.data.brainsets import is_brains
+    from equipool.data.datasets import require_dataset
     from equipool.evaluate.benchmark import run_benchmark
-    from equipool.evaluate.methods import ABLATION, METHODS, read_settings
+    from equipool.evaluate.methods import ABLATION, METHODS, quick_settings, read_settings
     from equipool.report.benchmark import benchmark_figures
 
     if arguments.datasets[0] == "harmonizers":
@@ -237,20 +247,38 @@ def _benchmark(arguments: argparse.Namespace) -> int:
         require_dataset(name)  # before any folder is made
     groups = {"all": METHODS, "ablation": ABLATION}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    settings = read_settings(arguments.settings) if arguments.settings else None
+    usual = 5 if any(map(is_brains, arguments.datasets)) else 3
+    if arguments.quick:
+        settings, usual = quick_settings(arguments.datasets, methods, settings), 1
     runs = run_benchmark(
         arguments.datasets,
         arguments.out,
         methods=methods,
-        seeds=arguments.seeds,
+        seeds=arguments.seeds or usual,
         jobs=arguments.jobs,
         fresh=arguments.fresh,
-        settings=read_settings(arguments.settings) if arguments.settings else None,
+        settings=settings,
     )
     figures = benchmark_figures(runs, arguments.out)
+    for name in filter(is_brains, arguments.datasets):
+        figures += _benchmark_volumes(name, arguments, arguments.seeds or usual, settings)
     print((arguments.out / "table.md").read_text(encoding="utf-8"))
     print(f"Runs: {arguments.out / 'runs.csv'}\nTable: {arguments.out / 'table.md'}")
     print("Figures: " + ", ".join(str(path) for path in figures))
     return FINE
+
+
+def _benchmark_volumes(name: str, arguments: argparse.Namespace, splits: int, settings: Any) -> list[Path]:
+    """Judge harmonized volumes and t-maps of one cohort, and draw them."""
+    from equipool.evaluate.volumes import run_volumes
+    from equipool.report.volumes import volume_figures
+
+    if name.endswith("-hard"):
+        return []
+    result = run_volumes(name, arguments.out, splits=splits, jobs=arguments.jobs, settings=settings)
+    print(result.text)
+    return volume_figures(result, arguments.out)
 
 
 def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
@@ -276,7 +304,7 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
 
 
 def _select(arguments: argparse.Namespace) -> int:
-    from equipool.data.uci import require_dataset
+    from equipool.data.datasets import require_dataset
     from equipool.evaluate.methods import METHODS
     from equipool.evaluate.selection import select
 
@@ -298,7 +326,8 @@ def _select(arguments: argparse.Namespace) -> int:
 
 
 def _datasets(arguments: argparse.Namespace) -> int:
-    from equipool.data.uci import FILES, fetch, load_dataset
+    from equipool.data.datasets import load_dataset
+    from equipool.data.uci import FILES, fetch
 
     for name in arguments.names:
         for file in (file for file in FILES if file.startswith(f"{name}.")):

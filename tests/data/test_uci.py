@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from equipool.data import uci
+from equipool.data import datasets, uci
 from equipool.exceptions import EquipoolError, InputError
 
 
@@ -16,7 +16,7 @@ def test_the_counts_are_those_of_uci(cache):
 
 @pytest.mark.parametrize("name", ["adult", "german"])
 def test_neither_site_nor_covariate_nor_target_is_a_feature(cache, name):
-    data = uci.load_dataset(name)
+    data = datasets.load_dataset(name)
     forbidden = ("age", "sex", "foreign", "income", "risk")
     for feature in data.train.feature_names:
         column = feature.split("=")[0]
@@ -30,7 +30,7 @@ def test_neither_site_nor_covariate_nor_target_is_a_feature(cache, name):
 
 @pytest.mark.parametrize("name", ["adult", "german"])
 def test_categories_come_from_the_training_people(cache, name):
-    data = uci.load_dataset(name)
+    data = datasets.load_dataset(name)
     assert data.train.feature_names == data.test.feature_names
     hot = [k for k, feature in enumerate(data.train.feature_names) if "=" in feature]
     assert (data.train.X[:, hot].sum(axis=0) > 0).all()
@@ -65,7 +65,7 @@ def test_without_a_network_the_error_says_where_to_put_the_file(tmp_path, monkey
 
 def test_unknown_names_are_answered():
     with pytest.raises(InputError, match="no dataset 'adlut'; there are german, adult"):
-        uci.load_dataset("adlut")
+        datasets.load_dataset("adlut")
     with pytest.raises(InputError, match="no raw file"):
         uci.fetch("iris.data")
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from equipool.cli import main
-from equipool.data import simulate_table, uci
+from equipool.data import datasets, simulate_table, uci
 from equipool.evaluate import benchmark, methods, tables
 from equipool.exceptions import InputError
 from equipool.models import EquivariantPooler
@@ -29,7 +29,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(benchmark, "make_method", lambda *key: make(*key).set_params(steps=5))
     monkeypatch.setattr(benchmark, "run_one", counted)
-    monkeypatch.setattr(uci, "load_dataset", small)
+    monkeypatch.setattr(datasets, "load_dataset", small)
     return calls
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_holds_no_settings_is_answered(tmp_path, text):
 
 
 def test_the_command_draws_tau_and_prints_the_table(quick, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(uci, "require_dataset", lambda name: None)
+    monkeypatch.setattr(datasets, "require_dataset", lambda name: None)
     arguments = ["benchmark", "sim", "--methods", "naive", "ours", "--seeds", "1", "--jobs", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

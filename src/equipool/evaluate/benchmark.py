@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equipool.data.brainsets import is_brains, prepare_brains
 from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
 from equipool.evaluate.tables import write_tables
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = ["METHODS", "Run", "run_benchmark", "run_one"]
+__all__ = ["METHODS", "Run", "file_stem", "run_benchmark", "run_one"]
 
 VECTORS = 2000  # rows of τ that are kept for the figures
 
@@ -40,6 +41,7 @@ class Run:
     acc: float
     seconds: float
     reader_auc: float
+    reader_acc: float
     reader: str
     permuted_low: float
     permuted_high: float
@@ -73,6 +75,8 @@ def run_benchmark(
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(d, m, s) for d in datasets for m in methods for s in range(seeds)]
+    for dataset in filter(is_brains, datasets):
+        prepare_brains(dataset)
     todo = [key for key in wanted if fresh or _read(folder, *key, settings) is None]
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
@@ -101,7 +105,7 @@ def run_one(
     import torch
     from threadpoolctl import threadpool_limits
 
-    from equipool.data.uci import load_dataset
+    from equipool.data.datasets import load_dataset
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -111,10 +115,10 @@ def run_one(
             start = time.process_time()
             estimator = make_method(method, seed, settings_of(dataset, method, settings))
             train = data.train
-            estimator.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
+            estimator.fit(data.x(train), train.y, site=train.site_labels, covariates=train.C)
             run = _judge(dataset, method, seed, estimator, data, start)
             if vectors is not None:
-                _keep_vectors(estimator, data.test, vectors)
+                _keep_vectors(estimator, data, vectors)
             return run
     finally:
         torch.set_num_threads(threads)
@@ -129,12 +133,13 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
 
     train, test = data.train, data.test
     shown = train if data.readers is None else data.readers
-    codes = estimator.transform(shown.X), shown.site_labels, estimator.transform(test.X), test.site_labels
+    x, x_shown = data.x(test), data.x(shown)
+    codes = estimator.transform(x_shown), shown.site_labels, estimator.transform(x), test.site_labels
     adversary = paper_adversary(*codes, seed=seed)
     best = max(site_readers(*codes, seed=seed), key=lambda reading: reading.auc)
     low, high = permuted_band(*codes, seed=seed)
-    said = estimator.predict(test.X)
-    tau, tau_shown = estimator.tau_vector(test.X), estimator.tau_vector(shown.X)
+    said = estimator.predict(x)
+    tau, tau_shown = estimator.tau_vector(x), estimator.tau_vector(x_shown)
     age_r2, age_rank = age_from(tau_shown, shown.C[:, 0], tau, test.C[:, 0])
     return Run(
         dataset=dataset,
@@ -148,13 +153,14 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
         acc=100 * float((said == test.y).mean()),
         seconds=time.process_time() - start,
         reader_auc=best.auc,
+        reader_acc=100 * best.accuracy,
         reader=best.reader,
         permuted_low=low,
         permuted_high=high,
         balanced_acc=100 * float(balanced_accuracy_score(test.y, said)),
         age_r2=age_r2,
         age_rank=age_rank,
-        equivariance_error=equivariance_of(estimator, test.X),
+        equivariance_error=equivariance_of(estimator, x),
         dropped=float(getattr(estimator, "dropped_", 0.0)),
     )
 
@@ -173,14 +179,17 @@ def equivariance_of(estimator: Any, X: Any) -> float:
     """Return the largest relative error of Φ(ρ(t)ℓ) = ρ(t)Φ(ℓ) at people's latents; NaN without a Φ."""
     import torch
 
+    from equipool.data.images import Volumes
     from equipool.groups.testing import equivariance_error
+    from equipool.models.rows import through
 
     network = estimator.network_
     if not hasattr(network, "one"):
         return float("nan")
     one, two = network.one, network.two
     with torch.no_grad():
-        latents = one.latent(estimator._scaled(np.asarray(X)[:512]).double())
+        some = X[:512] if isinstance(X, Volumes) else np.asarray(X)[:512]
+        latents = through(one.latent, estimator._scaled(some))
     return equivariance_error(
         lambda latent: two.phi(*one.upright(latent)),
         one.action,
@@ -191,7 +200,9 @@ def equivariance_of(estimator: Any, X: Any) -> float:
 
 
 def _run_and_write(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run:
-    run = run_one(dataset, method, seed, settings, vectors=folder / f"{dataset}-{method}-{seed}.npz")
+    run = run_one(
+        dataset, method, seed, settings, vectors=_path(folder, dataset, method, seed).with_suffix(".npz")
+    )
     record = {"settings": _fingerprint(dataset, method, settings), **asdict(run)}
     write_whole(_path(folder, dataset, method, seed), json.dumps(record))
     return run
@@ -201,16 +212,23 @@ def _fingerprint(dataset: str, method: str, settings: Settings | None) -> str:
     return fingerprint(make_method(method, 0, settings_of(dataset, method, settings)))
 
 
-def _keep_vectors(estimator: Any, people: Any, path: Path) -> None:
+def _keep_vectors(estimator: Any, data: Any, path: Path) -> None:
     """Write τ and the age of evenly spaced people."""
+    people = data.test
     part = people[np.linspace(0, len(people) - 1, min(len(people), VECTORS)).astype(int)]
     content = io.BytesIO()
-    np.savez_compressed(content, tau=estimator.tau_vector(part.X).astype(np.float32), age=part.C[:, 0])
+    np.savez_compressed(content, tau=estimator.tau_vector(data.x(part)).astype(np.float32), age=part.C[:, 0])
     write_whole(path, content.getvalue())
 
 
 def _path(folder: Path, dataset: str, method: str, seed: int) -> Path:
-    return folder / f"{dataset}-{method}-{seed}.json"
+    return folder / f"{file_stem(dataset)}-{method}-{seed}.json"
+
+
+def file_stem(dataset: str) -> str:
+    """Return a dataset's name as part of a file name; a folder's is cut to its last part."""
+    kind, _, place = dataset.partition(":")
+    return f"{kind}-{Path(place).name}" if place else kind
 
 
 def _read(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run | None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from equipool.exceptions import InputError
 
-__all__ = ["ABLATION", "METHODS", "SETTINGS", "fingerprint", "make_method", "read_settings", "settings_of"]
+__all__ = [
+    "ABLATION",
+    "METHODS",
+    "SETTINGS",
+    "fingerprint",
+    "make_method",
+    "quick_settings",
+    "read_settings",
+    "settings_of",
+]
 
 Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -54,14 +63,32 @@ SETTINGS: Settings = {
             "mmd": 0.3,
         },
     },
+    # Few scans, many voxels: chosen on another simulated cohort, see docs/experiments.md.
+    **{
+        name: {"*": {"encoder": "components", "steps": 300, "learning_rate": 1e-2}}
+        for name in ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard")
+    },
 }
 
 
 def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
     """Return what a method is given on a dataset, beside its defaults."""
     # Methods that a file does not name keep ours, or they would be compared unequally.
-    chosen = {**SETTINGS.get(dataset, {}), **(settings or {}).get(dataset, {})}
+    own = SETTINGS.get(f"{dataset.partition(':')[0]}-sim" if ":" in dataset else dataset, {})
+    chosen = {**own, **(settings or {}).get(dataset, {})}
     return {**chosen.get("*", {}), **chosen.get(method, {})}
+
+
+def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Settings | None) -> Settings:
+    """Return settings with a third of the steps, to see the whole path soon."""
+    return {
+        dataset: {
+            method: {**own, "steps": max(int(own.get("steps", 1500)) // 3, 1)}
+            for method in methods
+            for own in [settings_of(dataset, method, settings)]
+        }
+        for dataset in datasets
+    }
 
 
 def read_settings(path: Path) -> Settings:

@@ -180,7 +180,7 @@ def _judge(
     import torch
     from threadpoolctl import threadpool_limits
 
-    from equipool.data.uci import load_dataset
+    from equipool.data.datasets import load_dataset
     from equipool.evaluate.adversaries import site_readers
 
     torch.set_num_threads(1)

@@ -16,6 +16,7 @@ COLUMNS = {
     "adv": ("Adv %", "low"),
     "adv_auc": ("Adv AUC", "low"),
     "reader_auc": ("best reader AUC", "low"),
+    "reader_acc": ("its Adv %", "low"),
     "mmd": ("M ×100", "low"),
     "acc": ("ACC %", "high"),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from equipool.evaluate.benchmark import file_stem
 from equipool.report.figures import COLOURS, save_figure
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
     figures = []
     for dataset, part in runs.groupby("dataset", sort=False):
         methods = [m for m in ("naive", "paper", "ours") if m in set(part["method"])]
-        vectors = {m: out / "runs" / f"{dataset}-{m}-0.npz" for m in methods}
+        vectors = {m: out / "runs" / f"{file_stem(str(dataset))}-{m}-0.npz" for m in methods}
         found = {m: dict(np.load(path)) for m, path in vectors.items() if path.is_file()}
         if found and not str(dataset).startswith(OVERLAP):
             ranks = part.groupby("method")["age_rank"].mean()
-            figures.append(save_figure(tau_figure(found, ranks), out / f"{dataset}-tau.png"))
+            figures.append(save_figure(tau_figure(found, ranks), out / f"{file_stem(str(dataset))}-tau.png"))
     shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
     if len(set(shifted["dataset"])) > 1:
         figures.append(save_figure(overlap_figure(shifted), out / "overlap.png"))

@@ -1,0 +1,114 @@
+"""The imaging half of the benchmark: simulated cohorts after ADNI and ADCP, and your own folders of them.
+
+``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps, of the people to fit on, each
+scanner's own range of ages alone, so that these do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.data.images import Volumes
+from equipool.data.pooled import PooledDataset
+from equipool.data.uci import DatasetSplit, cache_folder
+from equipool.exceptions import InputError
+
+__all__ = ["BRAINS", "is_brains", "load_brains", "prepare_brains", "simulated_folder", "whole_cohort"]
+
+BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
+RESOLUTION = 4.0
+COHORT_SEED = 2022  # of the people of the benchmark; methods were developed on other ones
+TEST_SHARE = 0.2
+
+
+def is_brains(name: str) -> bool:
+    """Whether a dataset is one of images."""
+    return name in BRAINS[:4] or name.startswith(("adni:", "adcp:"))
+
+
+def load_brains(name: str, seed: int = 0) -> DatasetSplit:
+    """Return a random split of a cohort: a fifth to judge on, in proportion of scanner and diagnosis."""
+    pool, volumes = _cohort(name.removesuffix("-hard"))
+    train, test = pool.split(TEST_SHARE, stratify=("site", "target", "age"), random_state=seed)
+    fitted = train
+    if name.endswith("-hard"):
+        fitted = train[apart(pool.C[train, 0], pool.site[train], len(pool.sites))]
+    return DatasetSplit(name, pool[fitted], pool[test], pool[train], volumes=volumes)
+
+
+def prepare_brains(name: str) -> None:
+    """Simulate or read a cohort before runs start, so that they need not do it at the same time."""
+    _cohort(name.removesuffix("-hard"))
+
+
+def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDArray[np.bool_]:
+    """Say who lies in the own range of the site's ages: cut so that each site keeps the same share.
+
+    Sites take their turns in the order of their mean ages.
+    """
+    order = np.argsort([age[site == k].mean() for k in range(n_sites)])
+    edges = np.quantile(age, np.linspace(0, 1, n_sites + 1))
+    edges[-1] = np.inf
+    keep = np.zeros(len(age), dtype=bool)
+    for place, k in enumerate(order):
+        keep |= (site == k) & (age >= edges[place]) & (age < edges[place + 1])
+    return keep
+
+
+def simulated_folder(like: str) -> Path:
+    """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
+    from equipool.data.brains import simulate_brains
+
+    source = Path(__file__).parent
+    code = b"".join((source / name).read_bytes() for name in ("anatomy.py", "brains.py"))
+    digest = hashlib.sha256(code).hexdigest()[:12]
+    folder = cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-{digest}"
+    if not (folder / "participants.tsv").is_file():
+        brains = simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
+        print(f"simulating {len(brains)} brains into {folder}", file=sys.stderr, flush=True)
+        for _ in brains.write(folder, jobs=os.cpu_count() or 1):
+            pass
+    return folder
+
+
+def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    """Return everybody of a cohort, and their volumes."""
+    return _cohort(name.removesuffix("-hard"))
+
+
+@cache
+def _cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    frame, mask = _people(name)
+    pool = PooledDataset.from_frame(
+        frame,
+        site="site",
+        images="path",
+        id="participant_id",
+        covariates="age",
+        target="dx",
+        units={"age": "years"},
+    )
+    volumes = Volumes.build(pool.images or (), mask=mask)
+    return pool, volumes
+
+
+def _people(name: str) -> tuple[pd.DataFrame, Path | None]:
+    from equipool.data.bids import read_bids
+    from equipool.data.presets import read_adcp, read_adni
+
+    kind, _, place = name.partition(":")
+    if place:
+        if not Path(place).exists():
+            raise InputError(f"{place} does not exist; give the folder of {kind.upper()}, as {kind}:FOLDER.")
+        frame = read_adni(place) if kind == "adni" else read_adcp(place)
+        return frame, None
+    folder = simulated_folder(kind.removesuffix("-sim"))
+    return read_bids(folder), folder / "derivatives" / "truth" / "mask.nii.gz"

@@ -1,0 +1,268 @@
+"""Harmonized volumes judged on held-out people, and t-maps of the disease, beside raw and ComBat."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.data.brainsets import load_brains, simulated_folder, whole_cohort
+from equipool.data.images import Volumes
+from equipool.data.nifti import read_volume
+from equipool.data.pooled import PooledDataset
+from equipool.evaluate.harmonizers import site_readers
+from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
+from equipool.evaluate.statmaps import StatMap, detection, detection_at, stat_map
+from equipool.files import write_whole
+
+__all__ = ["VolumeResult", "block_means", "harmonized_volumes", "run_volumes"]
+
+FloatArray = NDArray[np.float64]
+HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
+BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
+FALSE_RATES = (0.01, 0.001)
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What the simulator knows: clean volumes, and what the disease changes."""
+
+    clean: Volumes
+    affected: NDArray[np.bool_]
+    unaffected: NDArray[np.bool_]
+    direction: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class VolumeResult:
+    """What :func:`run_volumes` found: one row a split and method, one a t-map, and the maps themselves."""
+
+    name: str
+    splits: pd.DataFrame
+    detected: pd.DataFrame
+    maps: dict[str, StatMap]
+    pool: PooledDataset
+    volumes: Volumes
+    harmonized: Volumes
+    truth: Truth | None
+
+    @property
+    def text(self) -> str:
+        """Both tables as Markdown."""
+        means = self.splits.groupby("method", sort=False).agg(["mean", "std"])
+        lines = [f"## {self.name}: harmonized volumes, held-out people", ""]
+        columns = [c for c in self.splits.columns if c not in ("method", "split")]
+        lines += ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for method in means.index:
+            cells = [
+                f"{means.loc[method, (c, 'mean')]:.4g} ({means.loc[method, (c, 'std')]:.2g})" for c in columns
+            ]
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
+        lines += ["", f"## {self.name}: t-maps of the disease, everybody", "", _markdown(self.detected)]
+        return "\n".join(lines) + "\n"
+
+
+def run_volumes(
+    name: str, out: Path, *, splits: int = 5, jobs: int | None = None, settings: Settings | None = None
+) -> VolumeResult:
+    """Judge harmonized volumes of a cohort on several splits, and t-maps on the whole; write both tables."""
+    from joblib import Parallel, delayed
+
+    key = fingerprint(make_method("ours", 0, settings_of(name, "ours", settings)))
+    cached = out / "runs" / f"{name.replace(':', '-').replace('/', '_')}-volumes.json"
+    rows = _earlier(cached, key, splits)
+    if rows is None:
+        print(f"{name}: harmonized volumes of {splits} splits", file=sys.stderr, flush=True)
+        parts = Parallel(n_jobs=jobs or os.cpu_count())(delayed(judge_split)(name, k) for k in range(splits))
+        rows = [row for part in parts for row in part]
+        write_whole(cached, json.dumps({"settings": key, "splits": splits, "rows": rows}))
+    pool, volumes = whole_cohort(name)
+    truth = known_truth(name, volumes)
+    print(f"{name}: t-maps", file=sys.stderr, flush=True)
+    maps, harmonized = disease_maps(name, pool, volumes, settings)
+    result = VolumeResult(
+        name, pd.DataFrame(rows), _detected(maps, truth), maps, pool, volumes, harmonized, truth
+    )
+    stem = name.replace(":", "-").replace("/", "_")
+    write_whole(out / f"{stem}-volumes.csv", result.splits.to_csv(index=False))
+    write_whole(out / f"{stem}-tmaps.csv", result.detected.to_csv(index=False))
+    write_whole(out / f"{stem}-volumes.md", result.text)
+    return result
+
+
+def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
+    """Fit harmonizers on the training people of a split and judge their volumes on the held-out ones."""
+    from threadpoolctl import threadpool_limits
+
+    data = load_brains(name, seed)
+    pool, volumes = whole_cohort(name)
+    place = {path: k for k, path in enumerate(volumes.paths)}
+    train, test = (np.array([place[path] for path in part.images or ()]) for part in (data.train, data.test))
+    truth = known_truth(name, volumes)
+    rows = []
+    with threadpool_limits(1):
+        chance = _best_reader(pool.C, pool, train, test)
+        for method in HARMONIZED:
+            values = harmonized_volumes(method, pool, volumes, train)
+            blocks = block_means(values, volumes.mask)
+            row: dict[str, Any] = {"split": seed, "method": method}
+            row |= {"scanner": _best_reader(blocks, pool, train, test), "scanner_from_age": chance}
+            if truth is not None:
+                row |= _likeness(values, truth.clean.read(), train, test)
+            rows.append(row)
+    return rows
+
+
+def harmonized_volumes(
+    method: str, pool: PooledDataset, volumes: Volumes, train: NDArray[np.intp]
+) -> NDArray[np.float32]:
+    """Return everybody's volumes by one method, fitted on some people; ComBat is told the age, as ours is."""
+    from equipool.models.peers import ComBatPeer
+    from equipool.models.volumes import Box, fit_volume_sites
+
+    rows = volumes.read()
+    if method in ("gain", "combat-gain"):
+        rows = rows / np.median(rows, axis=1, keepdims=True)
+    if method in ("raw", "gain"):
+        return rows
+    if method.startswith("combat"):
+        combat = ComBatPeer("combat").fit(rows[train], site=pool.site_labels[train], covariates=pool.C[train])
+        values = combat.transform(rows, site=pool.site_labels, covariates=pool.C)
+        return values.astype(np.float32)
+    dx = pd.get_dummies(pd.Series(pool.y), drop_first=True).to_numpy(dtype=np.float64)
+    c = pool.scaled
+    model = fit_volume_sites(volumes[train], c[train], pool.site[train], dx[train])
+    box, clean = Box(volumes.mask), np.empty_like(rows)
+    for k in range(0, len(rows), 32):
+        part = slice(k, k + 32)
+        clean[part] = model.remove(rows[part], c[part], pool.site[part], box)
+    return clean
+
+
+def disease_maps(
+    name: str, pool: PooledDataset, volumes: Volumes, settings: Settings | None
+) -> tuple[dict[str, StatMap], Volumes]:
+    """Return t-maps of the target, age adjusted: scanners alone, pools, ours, baselines' rebuilt volumes."""
+    everyone = np.arange(len(pool))
+    y = np.asarray(pool.y)
+    positive = "AD" if "AD" in set(y) else sorted(set(y))[-1]
+
+    def mapped(values: Any, rows: NDArray[Any], label: str) -> StatMap:
+        return stat_map(values, y[rows], covariates=pool.C[rows], positive=positive, name=label)
+
+    maps = {}
+    for k, site in enumerate(pool.sites):
+        rows = np.flatnonzero(pool.site == k)
+        maps[f"{site} alone"] = mapped(volumes[rows].read(), rows, f"{site} alone")
+    for method in HARMONIZED:
+        values = harmonized_volumes(method, pool, volumes, everyone)
+        label = {"raw": "naive pool", "gain": "pool, gain normalised"}.get(method, method)
+        maps[label] = mapped(values, everyone, label)
+    harmonized = volumes.with_values(values)
+    for method in METHODS[:5]:
+        estimator = make_method(method, 0, settings_of(name, method, settings))
+        estimator.fit(volumes, pool.y, site=pool.site_labels, covariates=pool.C)
+        label = f"{method} rebuilt"
+        maps[label] = mapped(estimator.reconstruct(volumes).read(), everyone, label)
+    return maps, harmonized
+
+
+def block_means(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> FloatArray:
+    """Return means over blocks of the box that hold enough of the brain, (people, blocks)."""
+    place = np.argwhere(mask) // BLOCK_SIZE
+    _, block = np.unique(place, axis=0, return_inverse=True)
+    block = block.ravel()
+    counts = np.bincount(block)
+    means = np.stack([np.bincount(block, weights=row, minlength=len(counts)) for row in values]) / counts
+    return means[:, counts >= BLOCK_VOXELS]
+
+
+def known_truth(name: str, volumes: Volumes) -> Truth | None:
+    """Return the simulator's truth for a simulated cohort."""
+    if ":" in name:
+        return None
+    folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
+    paths = []
+    for path in volumes.paths:
+        stem = path.name.replace("desc-brain", "desc-clean")
+        paths.append(folder / path.parent.parent.name / "anat" / stem)
+    clean = Volumes.build(paths, mask=volumes.mask)
+    affected, unaffected, effect = (
+        read_volume(folder / f"{part}.nii.gz")[volumes.mask]
+        for part in ("affected", "unaffected", "disease_effect")
+    )
+    direction = np.where(affected > 0, np.sign(effect), 0.0)
+    return Truth(clean, affected > 0, unaffected > 0, direction.astype(np.float64))
+
+
+def _best_reader(x: FloatArray, pool: PooledDataset, train: Any, test: Any) -> float:
+    """Return the balanced accuracy of the best of three readers of the scanner, fitted on train."""
+    from sklearn.metrics import balanced_accuracy_score
+
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a reader that has not settled reads worse, no more
+        for reader in site_readers():
+            reader.fit(x[train], pool.site[train])
+            found.append(float(balanced_accuracy_score(pool.site[test], reader.predict(x[test]))))
+    return max(found)
+
+
+def _likeness(values: Any, clean: Any, train: Any, test: Any) -> dict[str, float]:
+    """Return held-out volumes' correlation with the clean ones: as they are, and without the mean brain."""
+
+    def mean_correlation(a: FloatArray, b: FloatArray) -> float:
+        a, b = (z - z.mean(axis=1, keepdims=True) for z in (a, b))
+        products = (a * b).sum(axis=1) / np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+        return float(products.mean())
+
+    own, true = (np.asarray(z, dtype=np.float64) for z in (values, clean))
+    return {
+        "like_clean": mean_correlation(own[test], true[test]),
+        "deviation_like_clean": mean_correlation(
+            own[test] - own[train].mean(axis=0), true[test] - true[train].mean(axis=0)
+        ),
+    }
+
+
+def _detected(maps: dict[str, StatMap], truth: Truth | None) -> pd.DataFrame:
+    rows = []
+    for label, found in maps.items():
+        row: dict[str, Any] = {
+            "map": label,
+            "people": found.n,
+            "significant": int(found.significant().sum()),
+        }
+        if truth is not None:
+            sides = truth.affected, truth.unaffected
+            here = detection(found, *sides, direction=truth.direction)
+            row |= {"found": here.found, "false": here.false, "auc": here.auc}
+            for rate in FALSE_RATES:
+                at = detection_at(found, *sides, false_rate=rate, direction=truth.direction)
+                row[f"found_at_{rate:g}"] = at.found
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _earlier(path: Path, key: str, splits: int) -> list[dict[str, Any]] | None:
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text())
+    same = record["settings"] == key and record["splits"] == splits
+    return record["rows"] if same else None
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    lines = ["| " + " | ".join(frame.columns) + " |", "|---" * len(frame.columns) + "|"]
+    for row in frame.itertuples(index=False):
+        cells = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
