@@ -1,7 +1,8 @@
 """The imaging half of the benchmark: simulated cohorts after ADNI and ADCP, and your own folders of them.
 
-``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps, of the people to fit on, each
-scanner's own range of ages alone, so that these do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are real.
+``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps, of the people to fit on,
+each scanner's own range of ages alone, so that these do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are
+real.
 """
 
 from __future__ import annotations

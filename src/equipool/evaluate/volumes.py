@@ -126,11 +126,13 @@ def harmonized_volumes(
 ) -> NDArray[np.float32]:
     """Return everybody's volumes by one method, fitted on some people; ComBat is told the age, as ours is."""
     from equipool.models.peers import ComBatPeer
-    from equipool.models.volumes import Box, fit_volume_sites
+    from equipool.models.volumes import Box, fit_volume_sites, gains, mean_volume
 
     rows = volumes.read()
     if method in ("gain", "combat-gain"):
-        rows = rows / np.median(rows, axis=1, keepdims=True)
+        # The same gains as ours has, so that ComBat is not judged by a worse normalisation.
+        own = gains(rows, mean_volume(volumes[train])[0])
+        rows = (rows / own[:, None]).astype(np.float32)
     if method in ("raw", "gain"):
         return rows
     if method.startswith("combat"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from equipool.groups import CovariateAction, FrameTau
 from equipool.nn import correlation_loss, equivariance_loss, reconstruction_loss
 
 __all__ = ["StageOne"]
+
+START_LENGTH = 3.0  # of the plane that is read, beside coordinates of about 0.5
 
 
 class StageOne(nn.Module):
@@ -55,6 +59,26 @@ class StageOne(nn.Module):
                 upright, _ = self.upright(latent)
                 terms["independence"] = independence * correlation_loss(upright, c)
         return terms
+
+    @torch.no_grad()
+    def start_reading(self, x: Tensor, c: Tensor) -> None:
+        """Let a linear encoder on components start where a ridge regression reads the covariates' phases.
+
+        With few people, descent on equation (4) learns these by heart before it learns what a ridge knows.
+        """
+        if self.tau.action.basis is not None or not isinstance(self.encoder, nn.Sequential):
+            return
+        from sklearn.linear_model import RidgeCV
+
+        components, linear = self.encoder
+        assert isinstance(linear, nn.Linear)
+
+        phase = (c.double() @ self.action.frequencies[list(self.tau.planes)].double().mT).numpy()
+        wanted = np.stack([np.cos(phase), np.sin(phase)], axis=-1).reshape(len(phase), -1)
+        ridge = RidgeCV(np.logspace(-2, 5, 15)).fit(components(x).double().numpy(), START_LENGTH * wanted)
+        columns = [2 * plane + k for plane in self.tau.planes for k in (0, 1)]
+        linear.weight[columns] = torch.as_tensor(ridge.coef_, dtype=linear.weight.dtype)
+        linear.bias[columns] = torch.as_tensor(ridge.intercept_, dtype=linear.bias.dtype)
 
     def upright(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Return τ(ℓ)⁻¹ℓ and ĉ(ℓ)."""

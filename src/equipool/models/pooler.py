@@ -260,6 +260,8 @@ class EquivariantPooler(PoolingEstimator):
         with seeded(self._seed, "stage one") as generator:
             one = self._build_stage_one(data.x.shape[1], data.c.shape[1])
             self._start_components(one, data)
+            if self.encoder == "components" and self.tau == "frame" and data.c.shape[1]:
+                one.start_reading(dense(data.x), data.c)
             size, epochs = self._schedule(len(data.x))
 
             @torch.no_grad()

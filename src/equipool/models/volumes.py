@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equipool.data.images import Volumes
 
-__all__ = ["Box", "VolumeSites", "fit_volume_sites"]
+__all__ = ["Box", "VolumeSites", "fit_volume_sites", "gains", "mean_volume"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -26,6 +26,7 @@ Mask = NDArray[np.bool_]
 BLOCK = 16  # volumes at a time
 SMOOTH = 0.6  # voxels: what is finer is detail, in which noise is looked for
 QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own in the finest pattern
+BRIGHT = 0.85  # quantile of the template
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
@@ -120,7 +121,7 @@ class VolumeSites:
         return self.centre + _powers(c, self.square_means) @ self.coefficients
 
     def normalised(self, rows: NDArray[np.floating]) -> FloatArray:
-        """Return volumes at gain 1: the median ratio to the template is 1, which few voxels can move."""
+        """Return volumes at gain 1."""
         return np.asarray(rows, dtype=np.float64) / self.gains(rows)[:, None]
 
     def gains(self, rows: NDArray[np.floating]) -> FloatArray:
@@ -155,8 +156,12 @@ class VolumeSites:
 
 
 def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
-    """Return each scan's median ratio to the template, over the voxels where the template is bright."""
-    bright = template > 0.5 * np.median(template)
+    """Return each scan's median ratio to the template over the brightest part of the brain.
+
+    In a T1 image that is white matter, which age and disease thin least; the whole brain's median would fall
+    with the grey matter that a patient has lost.
+    """
+    bright = template >= np.quantile(template, BRIGHT)
     ratio = np.median(np.asarray(rows, dtype=np.float64)[:, bright] / template[bright], axis=1)
     return np.where(ratio > 0, ratio, 1.0)
 
@@ -175,7 +180,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         for when shifts are estimated, and stays in the volumes.
     """
     box = Box(volumes.mask)
-    template, unit = _template(volumes)
+    template, unit = mean_volume(volumes)
     count = int(site.max()) + 1
     dummies = np.eye(count)[site]
     people = dummies.sum(axis=0)
@@ -257,7 +262,7 @@ def _kept_detail(
     return share
 
 
-def _template(volumes: Volumes) -> tuple[FloatArray, float]:
+def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
     """Return the mean of scans with the median 1, and the geometric mean of their medians."""
     total, logs = np.zeros(volumes.shape[1]), 0.0
     for _, rows in _blocks(volumes):
