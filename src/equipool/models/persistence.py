@@ -114,8 +114,8 @@ def _with_own_modules(folder: Path, facts: dict[str, Any], given: dict[str, nn.M
     for name in MODULES:
         if name in needed and given[name] is None:
             raise InputError(
-                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one of "
-                f"the same architecture: load(folder, {name}=...)."
+                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
+                f"of the same architecture: load(folder, {name}=...)."
             )
         if name not in needed and given[name] is not None:
             raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
