@@ -140,10 +140,16 @@ def as_volumes(X: Any, mask: NDArray[np.bool_] | None = None) -> Volumes | None:
             return X
         X = list(X.paths)
     one_path = isinstance(X, str | Path)
-    if one_path or (hasattr(X, "__len__") and len(X) and all(isinstance(x, str | Path) for x in X)):
-        paths = [X] if one_path else list(X)
-        return Volumes.build(paths, mask=mask)
+    if one_path or _are_paths(X):
+        return Volumes.build([X] if one_path else list(X), mask=mask)
     return None
+
+
+def _are_paths(X: Any) -> bool:
+    # A frame is no list of paths, although it iterates over names.
+    if not hasattr(X, "__len__") or hasattr(X, "columns") or not len(X):
+        return False
+    return all(isinstance(x, str | Path) for x in X)
 
 
 def check_grid(volumes: Volumes, mask: NDArray[np.bool_], affine: FloatArray) -> None:
