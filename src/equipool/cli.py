@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equipool import __version__
-from equipool.commands import preprocess, simulate
+from equipool.commands import apply, harmonize, preprocess, simulate
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     preprocess.add(commands)
     simulate.add(commands)
+    harmonize.add(commands)
+    apply.add(commands)
     return parser
 
 
