@@ -9,9 +9,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from equipool.data import PooledDataset as PooledDataset
+    from equipool.data import Volumes as Volumes
     from equipool.data import check as check
+    from equipool.data import read_bids as read_bids
     from equipool.data import read_table as read_table
     from equipool.data import simulate_table as simulate_table
+    from equipool.data.brains import simulate_brains as simulate_brains
     from equipool.groups import CovariateAction as CovariateAction
     from equipool.models import EquivariantPooler as EquivariantPooler
     from equipool.models import SiteHarmonizer as SiteHarmonizer
@@ -23,9 +26,12 @@ _PUBLIC = {
     "EquivariantPooler": "equipool.models",
     "PooledDataset": "equipool.data",
     "SiteHarmonizer": "equipool.models",
+    "Volumes": "equipool.data",
     "check": "equipool.data",
     "load": "equipool.models",
+    "read_bids": "equipool.data",
     "read_table": "equipool.data",
+    "simulate_brains": "equipool.data.brains",
     "simulate_table": "equipool.data",
 }
 
@@ -34,10 +40,13 @@ __all__ = [
     "EquivariantPooler",
     "PooledDataset",
     "SiteHarmonizer",
+    "Volumes",
     "__version__",
     "check",
     "load",
+    "read_bids",
     "read_table",
+    "simulate_brains",
     "simulate_table",
 ]
 

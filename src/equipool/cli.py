@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from equipool import __version__
-from equipool.commands import preprocess
-from equipool.commands.people import add_images, preset_roles, read_people
+from equipool.commands import apply, harmonize, preprocess, simulate
+from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
 __all__ = ["main"]
@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_datasets(commands)
     _add_demo(commands)
     preprocess.add(commands)
+    simulate.add(commands)
+    harmonize.add(commands)
+    apply.add(commands)
     return parser
 
 
@@ -108,7 +111,7 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument(
         "table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images"
     )
-    _add_roles(check, site_required=False)
+    add_roles(check, site_required=False)
     add_images(check)
     check.add_argument(
         "--missing",
@@ -119,39 +122,6 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
     check.set_defaults(command=_check, refuse=check.error)
-
-
-def _add_roles(command: argparse.ArgumentParser, *, site_required: bool) -> None:
-    """Add what a table's columns are."""
-    command.add_argument(
-        "--site", required=site_required, metavar="COLUMN", help="the scanner, centre or group"
-    )
-    command.add_argument(
-        "--covariate",
-        dest="covariates",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="COLUMN",
-        help="what people differ in, such as age; may be repeated",
-    )
-    command.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
-    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
-    command.add_argument(
-        "--features",
-        nargs="+",
-        metavar="COLUMN",
-        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
-    )
-    command.add_argument(
-        "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
-    )
-    command.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
-
-
-def _roles(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("covariates", "target", "id", "features", "ignore", "task")
-    return {name: getattr(arguments, name) for name in names}
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -179,7 +149,7 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
         "simulated-OVERLAP",
     )
-    _add_roles(benchmark, site_required=False)
+    add_roles(benchmark, site_required=False)
     benchmark.add_argument(
         "--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)"
     )
@@ -290,7 +260,7 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         raise EquipoolError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
     pools = {}
     for table in arguments.datasets[1:]:
-        name, pool = read_pool(table, site=arguments.site, **_roles(arguments))
+        name, pool = read_pool(table, site=arguments.site, **roles(arguments))
         pools[name if name not in pools else table] = pool
     groups = {"all": HARMONIZERS}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
@@ -354,7 +324,7 @@ def _check(arguments: argparse.Namespace) -> int:
         images=images,
         mask=arguments.mask,
         missing=arguments.missing,
-        **_roles(arguments),
+        **roles(arguments),
     )
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
     if arguments.figure:

@@ -11,9 +11,43 @@ from equipool.exceptions import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["add_images", "preset_roles", "read_people"]
+__all__ = ["add_images", "add_roles", "preset_roles", "read_people", "roles"]
 
 PRESET_ROLES = {"site": "site", "covariates": ["age"], "target": "dx"}
+
+
+def add_roles(command: argparse.ArgumentParser, *, site_required: bool) -> None:
+    """Add what a table's columns are."""
+    command.add_argument(
+        "--site", required=site_required, metavar="COLUMN", help="the scanner, centre or group"
+    )
+    command.add_argument(
+        "--covariate",
+        dest="covariates",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN",
+        help="what people differ in, such as age; may be repeated",
+    )
+    command.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
+    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    command.add_argument(
+        "--features",
+        nargs="+",
+        metavar="COLUMN",
+        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
+    )
+    command.add_argument(
+        "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
+    )
+    command.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+
+
+def roles(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the roles of columns beside the site, as the Python interface takes them."""
+    names = ("covariates", "target", "id", "features", "ignore", "task")
+    return {name: getattr(arguments, name) for name in names}
 
 
 def add_images(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ noise and gain, each a little different from scan to scan.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from equipool.files import write_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["COHORTS", "Cohort", "Scanner", "SimulatedBrains", "simulate_brains"]
+__all__ = ["COHORTS", "Cohort", "Scanner", "SimulatedBrains", "custom_cohort", "simulate_brains"]
 
 FloatArray = NDArray[np.float64]
 Volume = NDArray[np.float32]
@@ -299,6 +299,46 @@ def simulate_brains(
         raise InputError(f"overlap must lie between 0 and 1. Got {overlap}.")
     people, hidden = _draw_people(cohort, overlap, random_state)
     return SimulatedBrains(cohort, people, Anatomy(resolution), random_state, hidden)
+
+
+def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) -> Cohort:
+    """Return a cohort of so many people at each of several sites, with made-up scanners.
+
+    Parameters
+    ----------
+    people
+        How many each site has.
+    patients
+        How many of them are ill; default: two fifths.
+
+    Examples
+    --------
+    >>> cohort = custom_cohort([10, 20], [5, 5])
+    >>> [scanner.name for scanner in cohort.scanners], cohort.patients, cohort.controls
+    (['site1', 'site2'], (5, 5), (5, 15))
+    """
+    ill = [round(0.4 * n) for n in people] if patients is None else list(patients)
+    if len(ill) != len(people):
+        raise InputError(f"There are {len(people)} sites with people and {len(ill)} with patients.")
+    for k, (n, m) in enumerate(zip(people, ill, strict=True), start=1):
+        if not 0 <= m <= n or n < 1:
+            raise InputError(f"site{k} cannot have {m} patients among {n} people.")
+    healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
+    return Cohort(tuple(_made_up_scanner(k) for k in range(len(people))), tuple(ill), healthy)
+
+
+def _made_up_scanner(number: int) -> Scanner:
+    """Return a scanner within the range of the three makers; the same number gives the same one."""
+    grey, fluid, gamma, blur, noise, gain, bias = np.random.default_rng((4, number)).random(7)
+    return Scanner(
+        f"site{number + 1}",
+        (60 + 6 * grey, 100.0, 15 + 7 * fluid),
+        gamma=0.93 + 0.19 * gamma,
+        blur=1.0 + 0.8 * blur,
+        noise=0.02 + 0.01 * noise,
+        gain=0.7 + 0.9 * gain,
+        bias=0.06 + 0.04 * bias,
+    )
 
 
 def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:

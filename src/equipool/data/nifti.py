@@ -23,6 +23,7 @@ from equipool.validation.findings import listed, plural
 __all__ = [
     "Grid",
     "check_volumes",
+    "read_grid",
     "read_mask",
     "read_volume",
     "require_same_place",
@@ -150,6 +151,12 @@ def survey(
     _raise_problems(paths, problems)
     _warn_of_brightness(paths, brightness)
     return Grid(shape, affine, present, tuple(brightness.values()))
+
+
+def read_grid(path: Path) -> tuple[tuple[int, int, int], NDArray[np.float64]] | None:
+    """Return shape and affine of an image; ``None`` where its header cannot be used."""
+    header = _read_header(path)
+    return None if isinstance(header, str) else (header.shape, header.affine)
 
 
 def read_volume(path: Path) -> FloatArray:

@@ -219,7 +219,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # -- inside --------------------------------------------------------------------------------------------
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
-        volumes = as_volumes(X, None if reset else getattr(self, "mask_", None))
+        known = (None, None) if reset else (self.mask_, self.affine_mm_)
+        volumes = as_volumes(X, *known)
         if volumes is not None:
             return self._checked_volumes(volumes, reset=reset)
         if reset:

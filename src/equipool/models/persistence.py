@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from equipool.data import Covariate
 from equipool.exceptions import InputError
@@ -25,6 +26,7 @@ from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
 from equipool.models.trend import Trend
+from equipool.models.volumes import VolumeSites
 
 __all__ = ["SCHEMA", "load", "save"]
 
@@ -35,6 +37,9 @@ MODEL_ARRAYS = tuple(
     field.name for field in fields(SiteModel) if field.name not in ("trend", "mixing", "curvature", "gain")
 )
 FRAMES = ("site_effects_", "support_")
+GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
+MODULES = ("encoder", "decoder")
+OWN_MODULE = "module"  # what the settings say in place of a torch module, whose code is not saved
 
 
 def save(estimator: Any, folder: str | Path) -> Path:
@@ -60,8 +65,17 @@ def save(estimator: Any, folder: str | Path) -> Path:
     return folder
 
 
-def load(folder: str | Path) -> Any:
-    """Read a fitted estimator from a folder written by :func:`save`."""
+def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Any:
+    """Read a fitted estimator from a folder written by :func:`save`.
+
+    Parameters
+    ----------
+    folder
+        Where the model is.
+    encoder, decoder
+        For an estimator that was fitted with torch modules of yours: fresh ones of the same architecture.
+        Their weights come from the folder; their code is never saved.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
@@ -79,11 +93,34 @@ def load(folder: str | Path) -> Any:
         )
     if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
         raise InputError(f"{folder} is damaged: model.safetensors is not the file that model.json names.")
+    own = _with_own_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
     try:
         rebuild = _rebuild_harmonizer if facts["estimator"] == "SiteHarmonizer" else _rebuild
         return rebuild(facts, from_bytes(content))
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
+        if own:
+            raise InputError(
+                f"{folder} does not fit the {' and '.join(own)} given ({type(error).__name__}); give fresh "
+                "modules of the same architecture as at fit."
+            ) from error
         raise InputError(f"{folder} is damaged: {type(error).__name__} while it was rebuilt.") from error
+
+
+def _with_own_modules(folder: Path, facts: dict[str, Any], given: dict[str, nn.Module | None]) -> list[str]:
+    """Put the modules given into the settings, and return their names; those missing or idle are refused."""
+    settings = facts.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    needed = [name for name in MODULES if settings.get(name) == OWN_MODULE]
+    for name in MODULES:
+        if name in needed and given[name] is None:
+            raise InputError(
+                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
+                f"of the same architecture: load(folder, {name}=...)."
+            )
+        if name not in needed and given[name] is not None:
+            raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
+    settings.update({name: given[name] for name in needed})
+    return needed
 
 
 def _common_facts(estimator: Any) -> dict[str, Any]:
@@ -91,6 +128,7 @@ def _common_facts(estimator: Any) -> dict[str, Any]:
 
     settings = estimator.get_params()
     settings = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in settings.items()}
+    settings = {k: OWN_MODULE if isinstance(v, nn.Module) else v for k, v in settings.items()}
     names = getattr(estimator, "feature_names_in_", None)
     return {
         "schema": SCHEMA,
@@ -106,8 +144,13 @@ def _common_facts(estimator: Any) -> dict[str, Any]:
 def _pooler_state(estimator: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     numbers = {f"network.{k}": v.contiguous().clone() for k, v in estimator.network_.state_dict().items()}
     numbers |= {name: torch.from_numpy(np.asarray(getattr(estimator, name))) for name in ARRAYS}
-    if hasattr(estimator, "affine_"):
-        numbers |= {f"affine.{k}": v.contiguous() for k, v in vars(estimator.affine_).items()}
+    if estimator.mask_ is None:
+        affine = vars(estimator.affine_) if hasattr(estimator, "affine_") else {}
+        return _facts(estimator), numbers | {f"affine.{k}": v.contiguous() for k, v in affine.items()}
+    numbers |= {name: torch.from_numpy(np.array(getattr(estimator, name))) for name in GRID}
+    if hasattr(estimator, "volume_sites_"):
+        sites = vars(estimator.volume_sites_)
+        numbers |= {f"sites.{name}": torch.from_numpy(np.array(value)) for name, value in sites.items()}
     return _facts(estimator), numbers
 
 
@@ -190,6 +233,11 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
         estimator.target_scale_ = tuple(facts["target_scale"])
     for name in ARRAYS:
         setattr(estimator, name, numbers[name].numpy())
+    for name in GRID:
+        setattr(estimator, name, numbers[name].numpy() if name in numbers else None)
+    sites = {k[6:]: v.numpy() for k, v in numbers.items() if k.startswith("sites.")}
+    if sites:
+        estimator.volume_sites_ = VolumeSites(**sites)
     affine = {k[7:]: v for k, v in numbers.items() if k.startswith("affine.")}
     if affine:
         estimator.affine_ = AffineSites(**affine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equipool.data import PooledDataset
 from equipool.data.images import Volumes
+from equipool.data.nifti import read_grid
 from equipool.exceptions import InputError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "dense",
     "even",
     "through",
+    "volumes_for",
     "voxel_scales",
 ]
 
@@ -130,29 +132,47 @@ def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
     return torch.cat([network(row.double()) for row in x.singles()])
 
 
-def as_volumes(X: Any, mask: NDArray[np.bool_] | None = None) -> Volumes | None:
-    """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table."""
+def as_volumes(
+    X: Any, mask: NDArray[np.bool_] | None = None, affine: FloatArray | None = None
+) -> Volumes | None:
+    """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table.
+
+    Mask and affine are those of an estimator that is fitted; files are read with them.
+    """
     if isinstance(X, PooledDataset) and X.images is not None:
         X = list(X.images)
     if isinstance(X, Volumes):
         same = mask is None or (X.mask.shape == mask.shape and bool((X.mask == mask).all()))
-        if same or not X.paths:
+        if same or X.scales is None:  # values that were changed in memory are in no file
             return X
         X = list(X.paths)
     one_path = isinstance(X, str | Path)
-    if one_path or (hasattr(X, "__len__") and len(X) and all(isinstance(x, str | Path) for x in X)):
-        paths = [X] if one_path else list(X)
-        return Volumes.build(paths, mask=mask)
+    if one_path or _are_paths(X):
+        return volumes_for([X] if one_path else list(X), mask, affine)
     return None
+
+
+def volumes_for(
+    paths: Sequence[str | Path], mask: NDArray[np.bool_] | None, affine: FloatArray | None
+) -> Volumes:
+    """Read images with the mask of an estimator that is fitted; those on another grid are refused."""
+    if mask is not None and affine is not None and len(paths):
+        grid = read_grid(Path(paths[0]))
+        if grid is not None:
+            _require_grid(*grid, mask, affine)
+    return Volumes.build(paths, mask=mask)
+
+
+def _are_paths(X: Any) -> bool:
+    # A frame is no list of paths, although it iterates over names.
+    if not hasattr(X, "__len__") or hasattr(X, "columns") or not len(X):
+        return False
+    return all(isinstance(x, str | Path) for x in X)
 
 
 def check_grid(volumes: Volumes, mask: NDArray[np.bool_], affine: FloatArray) -> None:
     """Raise an error where volumes are not on the grid that an estimator was fitted on."""
-    if volumes.mask.shape != mask.shape or np.abs(volumes.affine - affine).max() > 1e-3:
-        raise InputError(
-            f"The estimator was fitted on a grid of {_grid(mask, affine)}; these volumes have "
-            f"{_grid(volumes.mask, volumes.affine)}. Resample them to the grid of the training images."
-        )
+    _require_grid(volumes.mask.shape, volumes.affine, mask, affine)
     if not (volumes.mask == mask).all():
         raise InputError("These volumes were cut out by another mask than at fit; build them with that one.")
 
@@ -176,6 +196,19 @@ def voxel_scales(volumes: Volumes, evened: Evening) -> tuple[FloatArray, FloatAr
     return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
 
 
-def _grid(mask: NDArray[np.bool_], affine: FloatArray) -> str:
-    size = np.linalg.norm(affine[:3, :3], axis=0)
-    return f"{' × '.join(map(str, mask.shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm"
+def _require_grid(
+    shape: tuple[int, ...], place: FloatArray, mask: NDArray[np.bool_], affine: FloatArray
+) -> None:
+    if shape != mask.shape or np.abs(place - affine).max() > 1e-3:
+        raise InputError(
+            f"The estimator was fitted on a grid of {_grid(mask.shape, affine)}; these volumes have "
+            f"{_grid(shape, place)}. Resample them to the grid of the training images."
+        )
+
+
+def _grid(shape: tuple[int, ...], affine: FloatArray) -> str:
+    size, corner = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+    return (
+        f"{' × '.join(map(str, shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm from "
+        f"({', '.join(f'{c:.4g}' for c in corner)})"
+    )

@@ -1,0 +1,156 @@
+"""``equipool apply``: a saved model on new people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipool.commands.outputs import check_out, claim_out
+from equipool.commands.people import add_images, preset_roles, read_people
+from equipool.commands.progress import reported
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipool.data import Volumes
+
+__all__ = ["add", "run"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "apply",
+        help="take a saved model to new people",
+        description="Harmonize new images or rows of a table with a model of `equipool harmonize`; images "
+        "also give codes, and predictions where the model was fitted with a target. Covariates are taken "
+        "from the columns that the model knows, and read from the data where there are none.",
+    )
+    command.add_argument(
+        "model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote"
+    )
+    command.add_argument(
+        "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    command.add_argument(
+        "--site", metavar="COLUMN", help="the site; without it images give codes and predictions alone"
+    )
+    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    add_images(command)
+    command.set_defaults(command=run, covariates=[], target=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Apply a model of images to images, and one of tables to tables."""
+    from equipool.models import SiteHarmonizer, load
+
+    facts = {
+        "model": str(arguments.model.resolve()),
+        "source": str(arguments.table.resolve()),
+        "site": arguments.site,
+        "id": arguments.id,
+    }
+    check_out(arguments.out, "apply", facts)
+    inner = arguments.model / "model"
+    model = load(inner if inner.is_dir() else arguments.model)
+    preset_roles(arguments)
+    frame, images = read_people(arguments)
+    of_images = getattr(model, "mask_", None) is not None
+    if of_images != (images is not None):
+        raise InputError(
+            f"The model in {arguments.model} is of {'images' if of_images else 'tables'}, and "
+            f"{arguments.table} is read as {'images' if images else 'a table'}."
+        )
+    if arguments.site:
+        from equipool.validation import require_columns
+
+        require_columns(frame, [arguments.site])
+    if images is not None:
+        return _apply_to_images(arguments, model, frame.reset_index(drop=True), images, facts)
+    if not isinstance(model, SiteHarmonizer):
+        raise InputError(f"`apply` takes a SiteHarmonizer to tables; this is a {type(model).__name__}.")
+    return _apply_to_table(arguments, model, frame, facts)
+
+
+def _apply_to_table(
+    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]
+) -> int:
+    from equipool.commands.derivative import OWN
+    from equipool.commands.tables import write_like
+    from equipool.validation import require_columns
+
+    features = list(getattr(model, "feature_names_in_", ()))
+    if not features:
+        raise InputError("This model was fitted on an array without names, so a table's columns are unknown.")
+    require_columns(frame, features)
+    site = frame[arguments.site] if arguments.site else None
+    covariates = _known_covariates(frame, list(model.encoding_.columns))
+    clean = model.transform(frame[features], site=site, covariates=covariates)
+    claim_out(arguments.out, "apply", facts, OWN)
+    table = frame.assign(**{name: clean[name] for name in features})
+    written = write_like(arguments.table, arguments.out, table)
+    write_whole(arguments.out / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
+    print(f"Harmonized: {written}")
+    return 0
+
+
+def _apply_to_images(
+    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, images: str, facts: dict[str, Any]
+) -> int:
+    from equipool.commands import derivative
+    from equipool.data.tables import image_paths
+    from equipool.models.rows import volumes_for
+
+    out: Path = arguments.out
+    people = derivative.people_of(frame, images, arguments.id)
+    volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
+    covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
+    wanted = bool(arguments.site) and hasattr(model, "harmonize")
+    if wanted:
+        _try(model, volumes, frame[arguments.site], covariates)
+    claim_out(out, "apply", facts, derivative.OWN)
+    derivative.write_description(out, "apply")
+    if wanted:
+        written = derivative.write_volumes(out, people, volumes, model, frame[arguments.site], covariates)
+        for _ in reported(written, len(volumes), "Harmonized"):
+            pass
+    derivative.write_codes(out, people, volumes, model)
+    if model.task_ is not None:
+        derivative.write_predictions(out, people, volumes, model)
+    used = [arguments.site, *(covariates.columns if covariates is not None else ())]
+    derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
+    write_whole(out / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
+    print(f"Codes:       {out / 'codes.tsv'}")
+    if model.task_ is not None:
+        print(f"Predictions: {out / 'predictions.tsv'}")
+    print(f"Harmonized:  {out / 'sub-…' / 'anat' if wanted else 'none; name the sites with --site'}")
+    return 0
+
+
+def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.DataFrame | None) -> None:
+    """Meet unknown sites and covariates before anything is written: harmonize one person of each site."""
+    from equipool.validation.inputs import parse_covariates
+
+    if covariates is not None:
+        known = model.covariates_
+        parse_covariates(covariates, [c.name for c in known], [c.levels for c in known])
+    rows = site.drop_duplicates().index
+    own = None if covariates is None else covariates.loc[rows]
+    model.harmonize(volumes[rows.to_numpy()], site=site.loc[rows], covariates=own)
+
+
+def _known_covariates(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
+    """Return the model's covariates, or ``None`` if the table lacks one: they are then read from the data."""
+    lacking = [name for name in names if name not in frame]
+    if lacking:
+        print(
+            f"equipool: there is no column {', '.join(lacking)}; covariates are read from the data.",
+            file=sys.stderr,
+        )
+    return None if lacking or not names else frame[names]

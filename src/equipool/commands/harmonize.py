@@ -1,0 +1,235 @@
+"""``equipool harmonize``: images or a table without what the sites did, and the model that does it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipool.commands.outputs import check_out, claim_out
+from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
+from equipool.commands.progress import reported
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipool.data import PooledDataset, Volumes
+
+__all__ = ["add", "run"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "harmonize",
+        help="take out of images or a table what the sites did, and keep the model",
+        description="Fit on all people, and write harmonized images as a BIDS derivative with codes that do "
+        "not know the site, or the harmonized table; `equipool apply` takes the model to new people.",
+    )
+    command.add_argument(
+        "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    add_roles(command, site_required=False)
+    add_images(command)
+    command.add_argument(
+        "--statmap",
+        metavar="COLUMN",
+        help="images: also t-maps of this column, covariates adjusted, before and after",
+    )
+    command.add_argument(
+        "--encoder",
+        choices=("components", "linear", "resnet"),
+        default="components",
+        help="images: what learns the codes; resnet, the paper's, takes hours without a GPU "
+        "(default: components)",
+    )
+    command.add_argument("--steps", type=int, default=1500, help="images: of training (default: 1500)")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+    command.set_defaults(command=run, refuse=command.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Harmonize images or a table, whichever the source is."""
+    preset_roles(arguments)
+    if not arguments.site:
+        arguments.refuse("name the column of the site with --site")
+    if arguments.steps < 1 or arguments.jobs < 1 or arguments.seed < 0:
+        raise InputError("--steps and --jobs must be at least 1, --seed at least 0.")
+    frame, images = read_people(arguments)
+    facts = _call(arguments)
+    if not arguments.dry_run:
+        check_out(arguments.out, "harmonize", facts)
+    if images is None:
+        return _harmonize_table(arguments, frame, facts)
+    return _harmonize_images(arguments, frame, images, facts)
+
+
+def _call(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what makes a run the same as an earlier one."""
+    names = (
+        "site",
+        "covariates",
+        "target",
+        "id",
+        "features",
+        "ignore",
+        "statmap",
+        "steps",
+        "seed",
+        "encoder",
+    )
+    return {"source": str(arguments.table.resolve()), **{name: getattr(arguments, name) for name in names}}
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: dict[str, Any]) -> int:
+    from equipool.commands.derivative import OWN
+    from equipool.commands.tables import write_like
+    from equipool.data import PooledDataset
+    from equipool.models import SiteHarmonizer
+
+    if arguments.statmap:
+        raise InputError("--statmap is for images; this is a table of features.")
+    pool = PooledDataset.from_frame(frame, site=arguments.site, **roles(arguments))
+    if arguments.dry_run:
+        return _say_pool(pool, f"{len(pool.feature_names)} features")
+    features = list(pool.feature_names)
+    given = {"site": frame[arguments.site], "covariates": _columns(frame, arguments.covariates)}
+    model = SiteHarmonizer(random_state=arguments.seed)
+    clean = model.fit_transform(frame[features], pool.y, **given)
+    out: Path = arguments.out
+    claim_out(out, "harmonize", facts, OWN)
+    model.save(out / "model")
+    written = write_like(arguments.table, out, frame.assign(**{name: clean[name] for name in features}))
+    summary = {**facts, **_counts(pool), "features": features}
+    write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    print(f"Harmonized: {written}\nModel:      {out / 'model'}")
+    return 0
+
+
+# -- images ------------------------------------------------------------------------------------------------
+
+
+def _harmonize_images(
+    arguments: argparse.Namespace, frame: pd.DataFrame, images: str, facts: dict[str, Any]
+) -> int:
+    from equipool.commands import derivative
+    from equipool.data import PooledDataset, Volumes
+    from equipool.models import EquivariantPooler
+
+    frame = frame.reset_index(drop=True)
+    pool = PooledDataset.from_frame(
+        frame, site=arguments.site, images=images, **{**roles(arguments), "features": None}
+    )
+    people = derivative.people_of(frame, images, arguments.id)
+    if arguments.statmap:
+        _require_two_values(frame, arguments.statmap)
+    if arguments.dry_run:
+        return _dry_run_images(arguments, pool)
+    volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
+    covariates = _columns(frame, arguments.covariates)
+    pooler = EquivariantPooler(
+        encoder=arguments.encoder,
+        steps=arguments.steps,
+        random_state=arguments.seed,
+        task=pool.task,
+        verbose=True,
+    )
+    pooler.fit(volumes, pool.y, site=frame[arguments.site], covariates=covariates)
+    out: Path = arguments.out
+    claim_out(out, "harmonize", facts, derivative.OWN)
+    derivative.write_description(out, "harmonize")
+    pooler.save(out / "model")
+    written = derivative.write_volumes(out, people, volumes, pooler, frame[arguments.site], covariates)
+    for _ in reported(written, len(volumes), "Harmonized"):
+        pass
+    derivative.write_codes(out, people, volumes, pooler)
+    used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
+    derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
+    summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
+    if arguments.statmap:
+        summary["significant"] = _statmaps(arguments, frame, volumes, people)
+    write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    print(
+        f"Harmonized: {out / 'sub-…' / 'anat'}\nCodes:      {out / 'codes.tsv'}\nModel:      {out / 'model'}"
+    )
+    if arguments.statmap:
+        print(f"t-maps:     {out / 'statmaps'}")
+    return 0
+
+
+def _statmaps(
+    arguments: argparse.Namespace, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
+) -> dict[str, int]:
+    """Write t-maps before and after with their picture; return how many voxels are significant."""
+    import tempfile
+
+    from equipool.data import Volumes
+    from equipool.evaluate.statmaps import stat_map
+    from equipool.report.figures import save_figure
+    from equipool.report.statmaps import statmap_figure, write_statmap
+
+    out, column = arguments.out / "statmaps", arguments.statmap
+    others = [name for name in arguments.covariates if name != column]
+    mni = all("space-MNI" in path.name for path in volumes.paths)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+        files = [arguments.out / file for file in people["file"]]
+        clean = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
+        maps = {
+            name: stat_map(values, frame[column], covariates=_columns(frame, others), name=name)
+            for name, values in (("as measured", volumes), ("harmonized", clean))
+        }
+        mean = sum(rows.sum(axis=0) for rows in clean.blocks()) / len(clean)
+        background = volumes.unmask(mean)
+        del clean  # its files are about to go
+    for name, found in maps.items():
+        stem = f"{column}_{name.replace(' ', '-')}"
+        write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
+    save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{column}.png")
+    return {name: int(found.significant().sum()) for name, found in maps.items()}
+
+
+def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
+    from equipool.data import check_volumes
+
+    grid = check_volumes(pool.images or (), mask=arguments.mask)
+    size = 4 * len(pool) * grid.present.size / 2**20
+    _say_pool(pool, f"images of {grid}")
+    print(f"Writes at most {size:.0f} MiB of images to {arguments.out}, and reads through a cache.")
+    return 0
+
+
+def _require_two_values(frame: pd.DataFrame, column: str) -> None:
+    """Refuse a column that no t-map can be of, before hours of training."""
+    from equipool.evaluate.statmaps import stat_map
+    from equipool.validation import require_columns
+
+    require_columns(frame, [column])
+    stat_map(frame.index.to_numpy()[:, None], frame[column])
+
+
+def _say_pool(pool: PooledDataset, what: str) -> int:
+    counts = ", ".join(f"{site} {n}" for site, n in _counts(pool)["sites"].items())
+    print(f"{len(pool)} people ({counts}), {what}.")
+    return 0
+
+
+def _counts(pool: PooledDataset) -> dict[str, Any]:
+    return {
+        "people": len(pool),
+        "sites": {site: int((pool.site == k).sum()) for k, site in enumerate(pool.sites)},
+    }
+
+
+def _columns(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
+    return frame[list(names)] if names else None
