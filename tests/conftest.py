@@ -50,3 +50,21 @@ def arc4mm():
     if not path.is_dir():
         pytest.skip("the arc4mm images are not on this machine")
     return path
+
+
+@pytest.fixture(scope="session")
+def brains():
+    """Twenty-four made-up people of three scanners at 8 mm."""
+    from equipool.data.brains import custom_cohort, simulate_brains
+
+    return simulate_brains(custom_cohort([8, 8, 8], [4, 4, 4]), resolution=8)
+
+
+@pytest.fixture(scope="session")
+def brain_folder(brains, tmp_path_factory):
+    """Their BIDS folder, with a cache of its own; not to be written to."""
+    folder = tmp_path_factory.mktemp("brains") / "bids"
+    assert list(brains.write(folder)) == list(range(1, 25))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUIPOOL_CACHE", str(tmp_path_factory.mktemp("images")))
+        yield folder

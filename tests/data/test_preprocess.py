@@ -174,11 +174,11 @@ def test_a_brain_beside_the_template_is_refused():
 
 
 def test_deepbet_finds_the_brain_in_a_head():
-    mni = template(2)
-    grown = [ndimage.binary_dilation(mni.mask, iterations=n) for n in (3, 6)]
+    mni = template(4)
+    grown = [ndimage.binary_dilation(mni.mask, iterations=n) for n in (2, 3)]
     head = np.where(mni.mask, mni.t1, 0.05)
     head[grown[1] & ~grown[0]] = 0.9  # the scalp; the skull is dark
-    found = brain_mask((300 * head).astype(np.float32), mni_grid(2)[1])
+    found = brain_mask((300 * head).astype(np.float32), mni_grid(4)[1])
     assert 2 * (found & mni.mask).sum() / (found.sum() + mni.mask.sum()) > 0.93
 
 

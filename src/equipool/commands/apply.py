@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Apply a model of images to images, and one of tables to tables."""
     from equipool.models import SiteHarmonizer, load
 
+    preset_roles(arguments)
     facts = {
         "model": str(arguments.model.resolve()),
         "source": str(arguments.table.resolve()),
@@ -59,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, "apply", facts)
     inner = arguments.model / "model"
     model = load(inner if inner.is_dir() else arguments.model)
-    preset_roles(arguments)
     frame, images = read_people(arguments)
     of_images = getattr(model, "mask_", None) is not None
     if of_images != (images is not None):

@@ -74,19 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _call(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what makes a run the same as an earlier one."""
-    names = (
-        "site",
-        "covariates",
-        "target",
-        "id",
-        "features",
-        "ignore",
-        "statmap",
-        "steps",
-        "seed",
-        "encoder",
-    )
-    return {"source": str(arguments.table.resolve()), **{name: getattr(arguments, name) for name in names}}
+    beside = ("command", "refuse", "table", "out", "jobs", "dry_run")
+    call = {name: value for name, value in vars(arguments).items() if name not in beside}
+    call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
+    return {"source": str(arguments.table.resolve()), **call}
 
 
 # -- tables ------------------------------------------------------------------------------------------------

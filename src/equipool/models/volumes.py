@@ -88,8 +88,9 @@ class VolumeSites:
         Of the covariates and their squares, (2K, voxels); means of the squares, (K,).
     centre, shift
         (voxels,) and (sites, voxels): the pool's value at covariates 0, and each site's distance from it.
-    kept
-        (sites, voxels): share of the detail that is no noise.
+    noise, kept
+        (sites,) and (sites, voxels): standard deviation of the noise at gain 1, and the share of the detail
+        that is none.
     spread
         (sites, voxels): ratio of a site's spread to the pooled one.
     axes, places, precision
@@ -103,6 +104,7 @@ class VolumeSites:
     square_means: FloatArray
     centre: FloatArray
     shift: FloatArray
+    noise: FloatArray
     kept: FloatArray
     spread: FloatArray
     axes: FloatArray
@@ -203,7 +205,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         for part, rows in normalised():
             yield part, rows - design[part] @ solution
 
-    kept = _kept_detail(residuals, dummies, box)
+    noise, kept = _kept_detail(residuals, dummies, box)
 
     def quiet() -> Iterator[tuple[slice, FloatArray]]:
         for part, rows in residuals():
@@ -233,6 +235,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         square_means=square_means,
         centre=centre,
         shift=shift,
+        noise=noise,
         kept=kept,
         spread=spread,
         axes=axes,
@@ -243,8 +246,8 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
 
 def _kept_detail(
     residuals: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray, box: Box
-) -> FloatArray:
-    """Return for each site and voxel the share of the detail that is no noise: 1 − noise / (noise + own).
+) -> tuple[FloatArray, FloatArray]:
+    """Return each site's noise, and for each voxel the share of the detail that is none.
 
     The noise of a site is read where the finest pattern varies least between people (after Donoho, who reads
     it from the finest wavelets).
@@ -255,11 +258,12 @@ def _kept_detail(
         finest = finest + dummies[part].T @ box.finest(rows) ** 2
         details = details + dummies[part].T @ (rows - box.smooth(rows)) ** 2
     people = np.maximum(dummies.sum(axis=0), 1.0)[:, None]
-    noise = np.quantile(finest / people, QUIET, axis=1, keepdims=True) * box.detail_of_noise()
+    variance = np.quantile(finest / people, QUIET, axis=1, keepdims=True)
+    noise = variance * box.detail_of_noise()
     # Variances of one site's voxels are rough; neighbours have much the same.
     detail = box.smooth(details / people)
     share: FloatArray = np.clip(1 - noise / np.maximum(detail, 1e-300), KEPT, 1.0)
-    return share
+    return np.sqrt(variance[:, 0]), share
 
 
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:

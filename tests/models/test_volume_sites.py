@@ -1,0 +1,138 @@
+"""The closed form of sites in volumes, against literal transcriptions and planted truths."""
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from equipool.data.images import Volumes
+from equipool.models import volumes as closed_form
+from equipool.models.volumes import Box, fit_volume_sites
+
+PEOPLE = 40  # at each of two sites
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Two sites with a shift, a spread and noise of their own, a trend in age and in a diagnosis."""
+    rng = np.random.default_rng(7)
+    mask = np.zeros((12, 13, 11), dtype=bool)
+    mask[2:10, 2:11, 2:9] = True
+
+    def smooth(size, width=1.5):
+        field = gaussian_filter(rng.normal(size=mask.shape), width)
+        return size * field / field.std()
+
+    brain, slope, illness, away = smooth(20.0) + 200, smooth(6.0), smooth(5.0), smooth(8.0)
+    site = np.repeat([0, 1], PEOPLE)
+    age = rng.uniform(-1, 0.4, 2 * PEOPLE) + 0.6 * site
+    ill = rng.integers(0, 2, 2 * PEOPLE).astype(float)
+    images = []
+    for s, a, d in zip(site, age, ill, strict=True):
+        own = smooth(4.0) * (1.0, 1.6)[s]
+        volume = brain + a * slope + d * illness + (away if s else -away) + own
+        gain = np.exp(0.3 * rng.normal())
+        images.append(gain * (volume + (2.0, 5.0)[s] * rng.normal(size=mask.shape)))
+    volumes = Volumes.from_array(np.array(images), np.diag([4.0, 4, 4, 1]), mask)
+    sites = fit_volume_sites(volumes, age[:, None], site, ill[:, None])
+    truth = {"slope": slope[mask], "away": away[mask], "unit": 200.0}
+    return volumes, site, age, ill, sites, truth
+
+
+def naive_gain(row, template):
+    bright = template > 0.5 * np.median(template)
+    return np.median([row[v] / template[v] for v in np.flatnonzero(bright)])
+
+
+def naive_residuals(rows, site, age, ill):
+    """One ridge regression a voxel, as least squares with the penalty as further rows."""
+    n = len(rows)
+    columns = [site == 0, site == 1, age, age**2 - (age**2).mean(), ill - ill.mean()]
+    design = np.column_stack(columns).astype(float)
+    penalty = np.sqrt(np.diag([0, 0, 1e-9 * n, closed_form.CURVATURE * n, 1e-9 * n]))
+    solution = np.empty((5, rows.shape[1]))
+    for v in range(rows.shape[1]):
+        goal = np.append(rows[:, v], np.zeros(5))
+        solution[:, v] = np.linalg.lstsq(np.vstack([design, penalty]), goal, rcond=None)[0]
+    return solution, rows - design @ solution
+
+
+def naive_smooth(row, mask):
+    box = np.zeros(mask.shape)
+    box[mask] = row
+    width = closed_form.SMOOTH
+    return (gaussian_filter(box, width) / np.maximum(gaussian_filter(mask.astype(float), width), 1e-6))[mask]
+
+
+def test_shift_and_spread_against_a_loop_over_voxels(pool):
+    volumes, site, age, ill, sites, _ = pool
+    rows = volumes.read().astype(np.float64)
+    template = np.mean([row / np.median(row) for row in rows], axis=0)
+    normal = np.array([row / naive_gain(row, template) for row in rows])
+    solution, left = naive_residuals(normal, site, age, ill)
+    centre = solution[:2].mean(axis=0)  # the sites have as many people
+    np.testing.assert_allclose(sites.shift, solution[:2] - centre, atol=1e-8)
+    np.testing.assert_allclose(sites.coefficients, solution[2:4], atol=1e-8)
+    quiet = np.empty_like(left)
+    for k, row in enumerate(left):
+        smooth = naive_smooth(row, volumes.mask)
+        quiet[k] = smooth + sites.kept[site[k]] * (row - smooth)
+    pooled = (quiet**2).mean(axis=0)
+    for s in (0, 1):
+        own = ((quiet[site == s] ** 2).sum(axis=0) + closed_form.SPREAD_PEOPLE * pooled) / (
+            PEOPLE + closed_form.SPREAD_PEOPLE
+        )
+        np.testing.assert_allclose(sites.spread[s], np.sqrt(own / pooled), rtol=1e-6)
+
+
+def test_the_planted_shift_is_found(pool):
+    *_, sites, truth = pool
+    found = (sites.shift[1] - sites.shift[0]) / 2 * truth["unit"]
+    assert np.corrcoef(found, truth["away"])[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_planted_noise_is_found(seed):
+    people, rng = 100, np.random.default_rng(seed)
+    mask = np.zeros((14, 14, 14), dtype=bool)
+    mask[1:13, 1:13, 1:13] = True
+    site, level = np.repeat([0, 1], people), np.array([2.0, 6.0])
+    brain = 100 + 20 * gaussian_filter(rng.normal(size=mask.shape), 2)
+    images = [
+        brain + 40 * gaussian_filter(rng.normal(size=mask.shape), 2) + level[s] * rng.normal(size=mask.shape)
+        for s in site
+    ]
+    volumes = Volumes.from_array(np.array(images), np.eye(4), mask)
+    sites = fit_volume_sites(volumes, rng.normal(size=(len(site), 1)), site, np.empty((len(site), 0)))
+    np.testing.assert_allclose(sites.noise * float(sites.unit), level, rtol=0.15)
+
+
+def test_a_gain_changes_nothing(pool):
+    volumes, site, age, _, sites, _ = pool
+    rows, box = volumes.read()[:6].astype(np.float64), Box(volumes.mask)
+    once = sites.remove(rows, age[:6, None], site[:6], box)
+    thrice = sites.remove(3 * rows, age[:6, None], site[:6], box)
+    np.testing.assert_allclose(thrice, once, rtol=1e-10)
+    np.testing.assert_allclose(sites.without_site(3 * rows), sites.without_site(rows), atol=1e-10)
+    np.testing.assert_allclose(sites.gains(3 * rows), 3 * sites.gains(rows))
+
+
+def test_the_site_is_read_from_a_scan(pool):
+    volumes, site, _, _, sites, _ = pool
+    share = sites.posterior(sites.normalised(volumes.read()))
+    np.testing.assert_allclose(share.sum(axis=1), 1.0)
+    assert (share.argmax(axis=1) == site).mean() > 0.95
+
+
+def test_the_site_goes_and_the_trend_stays(pool):
+    volumes, site, age, ill, sites, truth = pool
+    clean = sites.remove(volumes.read(), age[:, None], site, Box(volumes.mask))
+    clean *= truth["unit"] / float(sites.unit)
+
+    def regression(rows):
+        design = np.column_stack([np.ones(len(site)), site, age, ill - ill.mean()])
+        return np.linalg.lstsq(design, rows, rcond=None)[0]
+
+    before, after = (regression(rows) for rows in (200 * sites.normalised(volumes.read()), clean))
+    assert np.corrcoef(after[2], truth["slope"])[0, 1] > 0.9
+    np.testing.assert_allclose(after[2], before[2], atol=2.0)  # the trend is a dozen in the pool
+    assert np.abs(after[1]).mean() < 0.05 * np.abs(before[1]).mean()

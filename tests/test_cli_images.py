@@ -1,0 +1,309 @@
+"""The commands for images, as a user calls them: simulate, check, harmonize, apply."""
+
+import json
+import shutil
+
+import nibabel
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipool as ep
+from equipool.cli import main
+from equipool.data import simulate_table
+
+ROLES = ["--site", "site", "--covariate", "age", "--target", "dx"]
+QUICK = ["--steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def harmonized(brain_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("harmonized") / "out"
+    call = ["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--statmap", "dx", *QUICK]
+    assert main(call) == 0
+    return out, call
+
+
+@pytest.fixture
+def copy(brain_folder, tmp_path):
+    """The folder, to be spoilt."""
+    folder = tmp_path / "copy"
+    shutil.copytree(brain_folder, folder, ignore=shutil.ignore_patterns("derivatives"))
+    return folder
+
+
+def change_people(folder, change):
+    people = pd.read_csv(folder / "participants.tsv", sep="\t")
+    change(people).to_csv(folder / "participants.tsv", sep="\t", index=False)
+
+
+# -- simulate ----------------------------------------------------------------------------------------------
+
+
+def test_simulate_and_check(tmp_path, capsys):
+    out = tmp_path / "sim"
+    call = ["simulate", str(out), "--like", "custom", "--people", "4", "5", "--patients", "2", "2"]
+    call += ["--resolution", "8", "--seed", "3", "--jobs", "1"]
+    assert main(call) == 0
+    said = capsys.readouterr()
+    assert "site1 4, site2 5" in said.out
+    assert "9 of 9, about 0 s left" in said.err
+    tip = said.out.strip().splitlines()[-1].split("equipool ", 1)[1]
+    assert main(tip.split()) in (0, 1)
+    assert "9 rows" in capsys.readouterr().out
+
+    assert main(call) == 2
+    assert "--force" in capsys.readouterr().err
+    (out / "notes.txt").write_text("mine")
+    assert main([*call[:5], "3", "5", *call[7:], "--force"]) == 0
+    assert len(ep.read_bids(out)) == 8
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not list(out.glob("sub-0009/anat/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--people", "3"], "--like custom"),
+        (["--like", "custom"], "--people"),
+        (["--like", "custom", "--people", "3", "--patients", "4"], "site1 cannot have 4 patients"),
+        (["--overlap", "2"], "between 0 and 1"),
+        (["--resolution", "0.1"], "between 1 and 8 mm"),
+        (["--jobs", "0"], "--jobs"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_a_wrong_simulation_writes_nothing(arguments, message, tmp_path, capsys):
+    out = tmp_path / "sim"
+    assert main(["simulate", str(out), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_simulation_never_overwrites_other_files(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["simulate", str(tmp_path), "--force"]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+# -- harmonize ---------------------------------------------------------------------------------------------
+
+
+def test_harmonized_images_are_a_bids_derivative(harmonized, brain_folder):
+    out, _ = harmonized
+    before, after = ep.read_bids(brain_folder), ep.read_bids(out)
+    assert after[["participant_id", "site", "age", "dx"]].equals(
+        before[["participant_id", "site", "age", "dx"]]
+    )
+    assert after["path"][0].name == before["path"][0].name.replace("desc-brain", "desc-harmonized")
+    first, source = nibabel.load(after["path"][0]), nibabel.load(before["path"][0])
+    assert first.get_data_dtype() == np.float32
+    assert (first.affine == source.affine).all()
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["people"] == 24
+    assert summary["sites"] == {"site1": 8, "site2": 8, "site3": 8}
+
+
+def test_the_files_are_what_the_model_gives(harmonized, brain_folder):
+    out, _ = harmonized
+    people = ep.read_bids(brain_folder)
+    model = ep.load(out / "model")
+    codes = pd.read_csv(out / "codes.tsv", sep="\t", index_col="participant_id")
+    np.testing.assert_allclose(codes, model.transform(people["path"]))
+    clean = model.harmonize(people["path"], site=people["site"], covariates=people[["age"]])
+    written = nibabel.load(ep.read_bids(out)["path"][5]).get_fdata(dtype=np.float32)
+    assert (written[model.mask_] == clean.read()[5]).all()
+    assert (written[~model.mask_] == 0).all()
+
+
+def test_the_maps_are_of_the_files(harmonized, brain_folder):
+    from equipool.evaluate.statmaps import stat_map
+
+    out, _ = harmonized
+    people, mask = ep.read_bids(brain_folder), ep.load(out / "model").mask_
+    volumes = ep.Volumes.build(ep.read_bids(out)["path"], mask=mask)
+    expected = stat_map(volumes, people["dx"], covariates=people[["age"]])
+    found = nibabel.load(out / "statmaps" / "dx_harmonized_stat-t_statmap.nii.gz").get_fdata()[mask]
+    np.testing.assert_allclose(found, expected.t, atol=1e-3)
+    assert (out / "statmaps" / "dx.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "statmaps" / "dx_as-measured_stat-t_statmap.nii.gz").is_file()
+
+
+def test_harmonizing_again_replaces_the_same_and_nothing_else(harmonized, brain_folder, capsys):
+    out, call = harmonized
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main(call) == 0
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert main([*call, "--seed", "1"]) == 2
+    assert "something else" in capsys.readouterr().err
+    assert main(["harmonize", str(brain_folder), "--out", str(brain_folder), *ROLES, *QUICK]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_and_writes_nothing(brain_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "24 people (site1 8, site2 8, site3 8)" in said
+    assert "23 × 28 × 23 voxels of 8 × 8 × 8 mm" in said
+    assert not out.exists()
+
+
+def only_site1(people):
+    return people.assign(site="site1")
+
+
+def only_controls(people):
+    return people.assign(dx="CN")
+
+
+def without_an_age(people):
+    people.loc[4, "age"] = np.nan
+    return people
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(only_site1, "site"), (only_controls, "dx"), (without_an_age, "age"), (lambda p: p[:-1], "sub-0024")],
+)
+def test_people_that_cannot_be_pooled(change, message, copy, tmp_path, capsys):
+    change_people(copy, change)
+    out = tmp_path / "out"
+    assert main(["harmonize", str(copy), "--out", str(out), *ROLES, "--statmap", "dx", *QUICK]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_images_that_cannot_be_used(copy, tmp_path, capsys):
+    out = tmp_path / "out"
+    call = ["harmonize", str(copy), "--out", str(out), *ROLES, *QUICK]
+    image = next(copy.glob("sub-0007/anat/*"))
+    whole = image.read_bytes()
+    image.write_bytes(whole[: len(whole) // 2])
+    assert main(call) == 2
+    assert image.name in capsys.readouterr().err
+    image.unlink()
+    assert main(call) == 2
+    assert "sub-0007" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_visits_of_one_person_stay_apart(brain_folder, tmp_path):
+    people, raw = ep.read_bids(brain_folder), tmp_path / "raw"
+    for k, (path, age) in enumerate(zip(people["path"], people["age"], strict=True)):
+        who, visit = f"sub-{k // 2:02}", f"ses-{k % 2 + 1}"
+        scan = raw / who / visit / "anat" / f"{who}_{visit}_acq-x_T1w.nii.gz"
+        scan.parent.mkdir(parents=True)
+        shutil.copy(path, scan)
+        with (raw / who / f"{who}_sessions.tsv").open("a") as table:
+            table.write(("" if k % 2 else "session_id\tage\n") + f"{visit}\t{age}\n")
+    every_second = people[::2].assign(participant_id=[f"sub-{k:02}" for k in range(12)])
+    every_second[["participant_id", "site", "dx"]].to_csv(raw / "participants.tsv", sep="\t", index=False)
+    out = tmp_path / "out"
+    assert main(["harmonize", str(raw), "--out", str(out), *ROLES, *QUICK]) == 0
+    before, after = ep.read_bids(raw), ep.read_bids(out)
+    known = ["participant_id", "session", "site", "age", "dx"]
+    assert after[known].equals(before[known])
+    assert after["path"][1] == out / "sub-00/ses-2/anat/sub-00_ses-2_acq-x_desc-harmonized_T1w.nii.gz"
+    codes = pd.read_csv(out / "codes.tsv", sep="\t", dtype={"session": str})
+    for name in ("participant_id", "session"):
+        assert codes[name].tolist() == before[name].tolist()
+
+
+@pytest.mark.parametrize(("more", "name"), [([], "sub-0003"), (["--id", "who"], "sub-P2")])
+def test_a_table_of_images(more, name, brain_folder, tmp_path):
+    people = ep.read_bids(brain_folder)
+    for k, path in enumerate(people["path"]):
+        shutil.copy(path, tmp_path / f"scan{k}.nii.gz")
+    table = people.assign(who=[f"P_{k}" for k in range(24)], scan=[f"scan{k}.nii.gz" for k in range(24)])
+    table[["who", "scan", "site", "age"]].to_csv(tmp_path / "scans.csv", index=False)
+    out = tmp_path / "out"
+    call = ["harmonize", str(tmp_path / "scans.csv"), "--images", "scan", "--out", str(out), "--site", "site"]
+    assert main([*call, "--covariate", "age", *more, *QUICK]) == 0
+    assert (out / name / "anat" / f"{name}_desc-harmonized_T1w.nii.gz").is_file()
+    assert sorted(ep.read_bids(out)["age"]) == sorted(people["age"])
+    assert sorted(path.name for path in tmp_path.glob("scan*")) == sorted([*table["scan"], "scans.csv"])
+
+
+# -- apply -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_on_the_same_scans_gives_the_same_files(harmonized, brain_folder, tmp_path):
+    fitted, _ = harmonized
+    out = tmp_path / "out"
+    assert main(["apply", str(fitted), str(brain_folder), "--out", str(out), "--site", "site"]) == 0
+    assert (out / "codes.tsv").read_bytes() == (fitted / "codes.tsv").read_bytes()
+    for path in out.glob("sub-*/anat/*"):
+        assert path.read_bytes() == (fitted / path.relative_to(out)).read_bytes()
+    predictions = pd.read_csv(out / "predictions.tsv", sep="\t")
+    assert set(predictions["predicted"]) <= {"AD", "CN"}
+    np.testing.assert_allclose(predictions["p_AD"] + predictions["p_CN"], 1)
+
+
+def test_new_scans_without_site_and_age_get_codes(harmonized, copy, tmp_path, capsys):
+    change_people(copy, lambda people: people[["participant_id"]])
+    fitted, _ = harmonized
+    out = tmp_path / "out"
+    assert main(["apply", str(fitted / "model"), str(copy), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "--site" in said.out
+    assert "no column age" in said.err
+    assert (out / "codes.tsv").read_bytes() == (fitted / "codes.tsv").read_bytes()
+    assert not list(out.glob("sub-*"))
+
+
+def test_new_scans_that_the_model_cannot_take(harmonized, copy, tmp_path, capsys):
+    fitted, _ = harmonized
+    out = tmp_path / "out"
+    call = ["apply", str(fitted), str(copy), "--out", str(out), "--site", "site"]
+    change_people(copy, lambda people: people.assign(site=["site4", *people["site"][1:]]))
+    assert main(call) == 2
+    assert "Site 'site4' was not seen at fit" in capsys.readouterr().err
+    change_people(copy, lambda people: people.assign(site="site1", age=[*people["age"][:-1], None]))
+    assert main(call) == 2
+    assert "'age'" in capsys.readouterr().err
+    for image in copy.glob("sub-*/anat/*"):
+        small = nibabel.Nifti1Image(np.ones((5, 6, 7), dtype=np.float32), np.eye(4))
+        nibabel.save(small, image)
+    assert main(call) == 2
+    error = capsys.readouterr().err
+    assert "23 × 28 × 23" in error
+    assert "5 × 6 × 7" in error
+    assert main(["apply", str(tmp_path), *call[2:]]) == 2
+    assert "no equipool model" in capsys.readouterr().err
+    assert not out.exists()
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_a_table_is_harmonized_in_its_own_format(ending, tmp_path, capsys):
+    frame = simulate_table().pool.to_frame().assign(note="kept")
+    table = tmp_path / f"table.{ending}"
+    if ending == "parquet":
+        frame.to_parquet(table)
+    else:
+        frame.to_csv(table, sep="," if ending == "csv" else "\t", index=False)
+    out, again = tmp_path / "out", tmp_path / "again"
+    call = ["--site", "site", "--covariate", "age", "--target", "dx", "--id", "id"]
+    assert main(["harmonize", str(table), "--out", str(out), *call]) == 0
+    clean = ep.read_table(out / f"harmonized.{ending}")
+    assert list(clean.columns) == list(frame.columns)
+    assert (clean["note"] == "kept").all()
+    features = list(ep.load(out / "model").feature_names_in_)
+    assert not np.allclose(clean[features], frame[features])
+    assert main(["apply", str(out), str(table), "--out", str(again), "--site", "site"]) == 0
+    applied = ep.read_table(again / f"harmonized.{ending}")
+    np.testing.assert_allclose(applied[features], clean[features])
+    assert main(["harmonize", str(table), "--out", str(tmp_path / "no"), *call, "--statmap", "dx"]) == 2
+    assert not (tmp_path / "no").exists()
+    capsys.readouterr()
+
+
+def test_a_model_of_images_is_not_taken_to_a_table(harmonized, tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    simulate_table().pool.to_frame().to_csv(table, index=False)
+    assert main(["apply", str(harmonized[0]), str(table), "--out", str(tmp_path / "out")]) == 2
+    assert "is of images" in capsys.readouterr().err
