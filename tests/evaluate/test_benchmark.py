@@ -107,7 +107,7 @@ def test_every_step_from_the_paper_to_ours_changes_what_it_says():
         ["power"],
         ["adversary"],
         ["bounded"],
-        ["latent_reconstruction", "mmd", "prediction"],
+        ["latent_reconstruction", "mmd", "prediction", "site_free_input"],
         ["match"],
     ]
     assert methods.make_method("ours", 0, {}).get_params() == EquivariantPooler(random_state=0).get_params()

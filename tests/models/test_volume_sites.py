@@ -39,7 +39,7 @@ def pool():
 
 
 def naive_gain(row, template):
-    bright = template > 0.5 * np.median(template)
+    bright = template >= sorted(template)[int(np.ceil(closed_form.BRIGHT * (len(template) - 1)))]
     return np.median([row[v] / template[v] for v in np.flatnonzero(bright)])
 
 

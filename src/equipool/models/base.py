@@ -36,7 +36,7 @@ __all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
-COMPONENT_PEOPLE = 1000
+COMPONENT_PEOPLE, COMPONENT_BYTES = 1000, 2**30  # at most so many are held at once to find components
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
 
 
@@ -180,7 +180,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Give an encoder on principal components its components, from at most a thousand people."""
         for module in network.modules():
             if isinstance(module, Components):
-                some = torch.linspace(0, len(data.x) - 1, min(len(data.x), COMPONENT_PEOPLE)).long()
+                fit_in = max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2)
+                count = min(len(data.x), COMPONENT_PEOPLE, fit_in)
+                some = torch.linspace(0, len(data.x) - 1, count).long()
                 module.start(dense(data.x[some]))
 
     @property

@@ -75,15 +75,19 @@ class ScaledVolumes:
         """Read them all."""
         if self.ready is not None:
             return self.ready
-        scaled = (self.evened(self.volumes.read()) - self.mean) / self.scale
-        return torch.from_numpy(np.where(self.varies, scaled, 0.0).astype(np.float32))
+        # In blocks: on the way they are several times as large, in double precision.
+        result = torch.empty(self.shape)
+        for start in range(0, len(self), BLOCK):
+            part = slice(start, start + BLOCK)
+            scaled = (self.evened(self.volumes.read(part)) - self.mean) / self.scale
+            result[part] = torch.from_numpy(np.where(self.varies, scaled, 0.0))
+        return result
 
     def loaded(self) -> ScaledVolumes:
         """Return the same, read already if they are few enough: training then need not read them again."""
         if 4 * self.shape[0] * self.shape[1] > IN_MEMORY:
             return self
-        ready = torch.cat([self[slice(k, k + BLOCK)].tensor() for k in range(0, len(self), BLOCK)])
-        return replace(self, ready=ready)
+        return replace(self, ready=self.tensor())
 
     def singles(self) -> Iterator[Tensor]:
         """Read them one after the other, (1, voxels) each."""

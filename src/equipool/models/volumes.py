@@ -3,8 +3,10 @@
 A scan is gain · (trend(covariates) + the site's shift + what is the person's own, stretched by the site) plus
 the site's noise. The gain is each scan's own; trend and shift come from one regression; the noise is
 estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter, so that a
-noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites.
-Everything is a sum over people: volumes are read in blocks, a few times.
+noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites, voxel
+by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off with the skull:
+it is no measurement and stays 0, for a shifted 0 would tell the site. Everything is a sum over people:
+volumes are read in blocks, a few times.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own 
 BRIGHT = 0.85  # quantile of the template
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
+DIRECTIONS = 20  # in which brains vary most; a site's covariance along them is brought to the pool's
+DIRECTION_PEOPLE = 300  # of whom the directions are found, so that memory does not grow with people
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
 
 
@@ -93,6 +97,8 @@ class VolumeSites:
         that is none.
     spread
         (sites, voxels): ratio of a site's spread to the pooled one.
+    directions, mixing
+        (D, voxels) in which brains vary most, and (sites, D, D): what to multiply the scores along them by.
     axes, places, precision
         For reading the site from a scan: (sites, voxels) directions, (sites, sites) where each site's people
         lie along them on average, and the inverse of their covariance within sites.
@@ -107,6 +113,8 @@ class VolumeSites:
     noise: FloatArray
     kept: FloatArray
     spread: FloatArray
+    directions: FloatArray
+    mixing: FloatArray
     axes: FloatArray
     places: FloatArray
     precision: FloatArray
@@ -114,17 +122,21 @@ class VolumeSites:
     def remove(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
         """Return volumes without their site, the covariates' trend kept, in units of the pool."""
         trend = self.expected(c)
+        absent = np.asarray(rows) == 0
         own = self.normalised(rows) - trend - self.shift[site]
+        own[absent] = 0.0
         own = self._quiet(own, site, box) / self.spread[site]
-        return (trend + own) * float(self.unit)
+        scores = own @ self.directions.T
+        own += (np.einsum("nd,nde->ne", scores, self.mixing[site]) - scores) @ self.directions
+        return np.where(absent, 0.0, (trend + own) * float(self.unit))
 
     def expected(self, c: FloatArray) -> FloatArray:
         """Return the trend at covariates (rows, K)."""
         return self.centre + _powers(c, self.square_means) @ self.coefficients
 
     def normalised(self, rows: NDArray[np.floating]) -> FloatArray:
-        """Return volumes at gain 1."""
-        return np.asarray(rows, dtype=np.float64) / self.gains(rows)[:, None]
+        """Return volumes at gain 1; voxels that were cut off have the template's value."""
+        return normalised(rows, self.template)
 
     def gains(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return each scan's gain."""
@@ -150,6 +162,7 @@ class VolumeSites:
         normal = self.normalised(rows)
         share = self.posterior(normal)
         own: FloatArray = (normal - self.centre - share @ self.shift) / (share @ self.spread)
+        own[np.asarray(rows) == 0] = 0.0
         return own
 
     def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
@@ -168,8 +181,14 @@ def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
     return np.where(ratio > 0, ratio, 1.0)
 
 
+def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
+    """Return volumes at gain 1, with the template's value where they were cut off."""
+    values = np.asarray(rows, dtype=np.float64) / gains(rows, template)[:, None]
+    return np.where(np.asarray(rows) == 0, template, values)
+
+
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in five passes over the volumes.
+    """Fit in seven passes over the volumes.
 
     Parameters
     ----------
@@ -193,16 +212,15 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
-    def normalised() -> Iterator[tuple[slice, FloatArray]]:
+    def at_gain_one() -> Iterator[tuple[slice, FloatArray]]:
         for start, rows in _blocks(volumes):
-            part = slice(start, start + len(rows))
-            yield part, rows / gains(rows, template)[:, None]
+            yield slice(start, start + len(rows)), normalised(rows, template)
 
-    moments = sum(design[part].T @ rows for part, rows in normalised())
+    moments = sum(design[part].T @ rows for part, rows in at_gain_one())
     solution = np.linalg.solve(design.T @ design + np.diag(ridge), moments)
 
     def residuals() -> Iterator[tuple[slice, FloatArray]]:
-        for part, rows in normalised():
+        for part, rows in at_gain_one():
             yield part, rows - design[part] @ solution
 
     noise, kept = _kept_detail(residuals, dummies, box)
@@ -210,19 +228,22 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     def quiet() -> Iterator[tuple[slice, FloatArray]]:
         for part, rows in residuals():
             smooth = box.smooth(rows)
-            yield part, (smooth + kept[site[part]] * (rows - smooth)) ** 2
+            yield part, smooth + kept[site[part]] * (rows - smooth)
 
     squares = np.zeros((count, volumes.shape[1]))
     for part, rows in quiet():
-        squares += dummies[part].T @ rows
+        squares += dummies[part].T @ rows**2
     pooled = squares.sum(axis=0) / len(c)
     own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
     still = pooled <= 1e-12
     spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
+    directions, mixing = _matched(
+        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet()), dummies
+    )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
     axes = shift / np.maximum(pooled, 1e-3 * pooled.mean() + 1e-300) / np.sqrt(len(pooled))
-    away = np.vstack([(rows - centre) @ axes.T for _, rows in normalised()])
+    away = np.vstack([(rows - centre) @ axes.T for _, rows in at_gain_one()])
     places = (dummies.T @ away) / people[:, None]
     within = away - places[site]
     covariance = within.T @ within / len(c)
@@ -238,6 +259,8 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         noise=noise,
         kept=kept,
         spread=spread,
+        directions=directions,
+        mixing=mixing,
         axes=axes,
         places=places,
         precision=np.linalg.inv(covariance + ridge_within + 1e-12 * np.eye(count)),
@@ -266,15 +289,51 @@ def _kept_detail(
     return np.sqrt(variance[:, 0]), share
 
 
+def _matched(
+    owns: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the directions of greatest variance, and for each site what makes its covariance the pool's.
+
+    Voxels of one spread may still move together more on one scanner than on another, and means over regions
+    then vary more.
+    """
+    some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
+    chosen = [own[np.isin(np.arange(part.start, part.stop), some)].astype(np.float32) for part, own in owns()]
+    rows = np.vstack(chosen)
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    top = (values > 1e-9 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
+    directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
+    del rows, chosen
+    scores = np.vstack([own @ directions.T for _, own in owns()])
+    pooled = scores.T @ scores / len(scores)
+    white = scores @ _power(pooled, -0.5)
+    # A covariance has as many directions as it has to know from the site's people: each is worth one more.
+    shrinkage = SPREAD_PEOPLE + len(directions)
+    mixing = []
+    for member in dummies.T > 0:
+        own = white[member].T @ white[member] + shrinkage * np.eye(len(pooled))
+        away = _power(own / (member.sum() + shrinkage), -0.5)
+        mixing.append(_power(pooled, -0.5) @ away @ _power(pooled, 0.5))
+    return directions, np.stack(mixing)
+
+
+def _power(matrix: FloatArray, exponent: float) -> FloatArray:
+    """Return a power of a symmetric positive matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    result: FloatArray = (vectors * values**exponent) @ vectors.T
+    return result
+
+
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
-    """Return the mean of scans with the median 1, and the geometric mean of their medians."""
-    total, logs = np.zeros(volumes.shape[1]), 0.0
+    """Return the mean of scans with the median 1, cut-off voxels left out, and their typical median."""
+    total, measured, logs = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1]), 0.0
     for _, rows in _blocks(volumes):
         middle = np.median(rows, axis=1)
         middle = np.where(middle > 0, middle, 1.0)
         total += (rows / middle[:, None]).sum(axis=0)
+        measured += (rows != 0).sum(axis=0)
         logs += float(np.log(middle).sum())
-    return np.maximum(total / len(volumes), 1e-6), float(np.exp(logs / len(volumes)))
+    return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs / len(volumes)))
 
 
 def _blocks(volumes: Volumes) -> Iterator[tuple[int, FloatArray]]:

@@ -1,0 +1,238 @@
+"""Real brains of two scanners: what is left of the scanner, and of age and sex, on people held out.
+
+    python benchmarks/real_brains.py FOLDER [--figure brains.png] [--folds 5] [--repeats 1]
+
+FOLDER is a BIDS folder of T1w brains on one grid whose participants.tsv has the columns scanner, age and sex.
+Everything is fitted on the training people of each fold. The scanner is read by the best of three readers
+from means over blocks of 4 × 4 × 4 voxels; age and sex by linear models on all voxels. One core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import balanced_accuracy_score, r2_score, roc_auc_score
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from threadpoolctl import threadpool_limits
+
+from equipool import EquivariantPooler
+from equipool.data.bids import read_bids
+from equipool.data.images import Volumes
+from equipool.evaluate.harmonizers import site_readers
+from equipool.models.peers import ComBatPeer
+from equipool.models.volumes import Box, fit_volume_sites
+
+EDGE, LEAST = 4, 8  # voxels along a block; brain voxels that it must have
+
+
+@dataclass(frozen=True)
+class People:
+    """The cohort in memory."""
+
+    volumes: Volumes
+    scans: np.ndarray
+    scanner: np.ndarray
+    age: np.ndarray
+    sex: np.ndarray
+
+    @property
+    def scaled_age(self) -> np.ndarray:
+        """Around 0, in standard deviations, (people, 1)."""
+        return ((self.age - self.age.mean()) / self.age.std())[:, None]
+
+
+def people_of(folder: Path) -> People:
+    table = read_bids(folder)
+    volumes = Volumes.build(table["path"])
+    codes = [np.unique(table[name].astype(str), return_inverse=True)[1] for name in ("scanner", "sex")]
+    return People(volumes, volumes.read(), codes[0], table["age"].to_numpy(dtype=float), codes[1])
+
+
+# -- methods: each returns everybody's volumes, having learned from the training people ------------------
+
+
+def raw(people: People, train: np.ndarray) -> np.ndarray:
+    return people.scans
+
+
+def gain(people: People, train: np.ndarray) -> np.ndarray:
+    return people.scans / np.median(people.scans, axis=1, keepdims=True)
+
+
+def combat(before: Callable[[People, np.ndarray], np.ndarray]) -> Callable[[People, np.ndarray], np.ndarray]:
+    def method(people: People, train: np.ndarray) -> np.ndarray:
+        rows = before(people, train)
+        about = {"site": people.scanner, "covariates": people.age[:, None]}
+        tool = ComBatPeer("combat").fit(rows[train], **{name: value[train] for name, value in about.items()})
+        return tool.transform(rows, **about).astype(np.float32)
+
+    return method
+
+
+def ours(with_sex: bool) -> Callable[[People, np.ndarray], np.ndarray]:
+    def method(people: People, train: np.ndarray) -> np.ndarray:
+        extra = people.sex[:, None].astype(float)[:, : int(with_sex)]
+        age, scanner = people.scaled_age, people.scanner
+        sites = fit_volume_sites(people.volumes[train], age[train], scanner[train], extra[train])
+        return sites.remove(people.scans, age, scanner, Box(people.volumes.mask)).astype(np.float32)
+
+    return method
+
+
+METHODS = {
+    "raw": raw,
+    "gain": gain,
+    "ComBat on raw": combat(raw),
+    "ComBat on gain": combat(gain),
+    "ours": ours(with_sex=False),
+    "ours, sex allowed for": ours(with_sex=True),
+}
+
+
+# -- scores ----------------------------------------------------------------------------------------------
+
+
+def blocks(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return the means over blocks, (people, blocks)."""
+    place = np.argwhere(mask) // EDGE
+    number = np.unique(np.ravel_multi_index(place.T, place.max(axis=0) + 1), return_inverse=True)[1]
+    member = np.eye(number.max() + 1, dtype=np.float32)[:, number]
+    size = member.sum(axis=1)
+    return (rows @ (member / size[:, None])[size >= LEAST].T).astype(np.float64)
+
+
+def scanner_read(features: np.ndarray, scanner: np.ndarray, train: np.ndarray, test: np.ndarray) -> float:
+    """Return the balanced accuracy of the best of three readers."""
+    return max(
+        balanced_accuracy_score(
+            scanner[test], reader.fit(features[train], scanner[train]).predict(features[test])
+        )
+        for reader in site_readers()
+    )
+
+
+def kernel(rows: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Return the inner products of volumes whose voxels are standardised over the training people."""
+    scaled = rows - rows[train].mean(axis=0)
+    deviation = scaled[train].std(axis=0)
+    scaled = scaled / np.where(deviation > 0, deviation, 1)
+    return scaled @ scaled.T / scaled.shape[1]
+
+
+def chosen(models: list, inner: np.ndarray, target: np.ndarray, scoring: str) -> object:
+    """Return the model that does best within the training people, fitted on them."""
+    scores = [cross_val_score(model, inner, target, cv=4, scoring=scoring).mean() for model in models]
+    return models[int(np.argmax(scores))].fit(inner, target)
+
+
+def biology(rows: np.ndarray, people: People, train: np.ndarray, test: np.ndarray) -> tuple[float, float]:
+    """Return the AUC of the sex and R² of the age."""
+    from sklearn.kernel_ridge import KernelRidge
+    from sklearn.svm import SVC
+
+    products = kernel(rows, train)
+    inner, outer = products[np.ix_(train, train)], products[np.ix_(test, train)]
+    svms = [SVC(kernel="precomputed", C=c, class_weight="balanced") for c in (0.03, 0.1, 0.3, 1)]
+    ridges = [KernelRidge(alpha=a, kernel="precomputed") for a in (0.1, 0.3, 1, 3, 10, 30)]
+    sex = chosen(svms, inner, people.sex[train], "roc_auc").decision_function(outer)
+    middle = people.age[train].mean()
+    age = middle + chosen(ridges, inner, people.age[train] - middle, "r2").predict(outer)
+    return roc_auc_score(people.sex[test], sex), r2_score(people.age[test], age)
+
+
+def codes(people: People, train: np.ndarray, test: np.ndarray, seed: int) -> dict[str, float]:
+    """Return how well scanner and sex are read from the released codes."""
+    pooler = EquivariantPooler(
+        encoder="components", steps=300, learning_rate=1e-2, task="class", random_state=seed
+    )
+    pooler.fit(
+        people.volumes[train], people.sex[train], site=people.scanner[train], covariates=people.age[train]
+    )
+    read = scanner_read(pooler.transform(people.volumes), people.scanner, train, test)
+    correct = (pooler.predict(people.volumes[test]) == people.sex[test]).mean()
+    return {"scanner": read, "sex accuracy": correct}
+
+
+def fold_scores(
+    people: People, train: np.ndarray, test: np.ndarray, seed: int
+) -> dict[str, dict[str, float]]:
+    result = {}
+    for name, method in METHODS.items():
+        rows = method(people, train)
+        scanner = scanner_read(blocks(rows, people.volumes.mask), people.scanner, train, test)
+        auc, r2 = biology(rows, people, train, test)
+        result[name] = {"scanner": scanner, "sex AUC": auc, "age R²": r2}
+    result["codes"] = codes(people, train, test, seed)
+    result["age alone"] = {"scanner": scanner_read(people.scaled_age, people.scanner, train, test)}
+    mixed = np.random.default_rng(seed).permutation(people.scanner)
+    volumes = blocks(gain(people, train), people.volumes.mask)
+    result["scanners permuted"] = {"scanner": scanner_read(volumes, mixed, train, test)}
+    return result
+
+
+# -- figure ----------------------------------------------------------------------------------------------
+
+
+def draw(people: People, path: Path) -> None:
+    """Draw two people of each scanner: as scanned, harmonized, and the difference."""
+    import matplotlib.pyplot as plt
+
+    before = gain(people, np.arange(len(people.scans)))
+    after = ours(with_sex=False)(people, np.arange(len(people.scans)))
+    after /= np.median(people.scans)
+    before, after = (people.volumes.unmask(rows) for rows in (before, after))
+    who = np.concatenate([np.flatnonzero(people.scanner == k)[5:7] for k in (0, 1)])
+    axial = people.volumes.mask.shape[2] // 2
+    figure, axes = plt.subplots(3, len(who), figsize=(3 * len(who), 10))
+    shown = (("scanned, gain 1", before), ("harmonized", after), ("difference", after - before))
+    for row, (title, images) in zip(axes, shown, strict=True):
+        for axis, k in zip(row, who, strict=True):
+            part = title == "difference"
+            limits = {"vmin": -0.3, "vmax": 0.3, "cmap": "RdBu_r"} if part else {"vmin": 0, "vmax": 1.6}
+            axis.imshow(images[k, :, :, axial].T, origin="lower", **({"cmap": "gray"} | limits))
+            axis.set_title(f"{title}, scanner {people.scanner[k]}", fontsize=9)
+            axis.axis("off")
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+
+
+def show(found: pd.DataFrame) -> None:
+    """Print means (standard deviations) over folds."""
+
+    def cell(values: pd.Series) -> str:
+        return f"{values.mean():.3f} ({values.std():.3f})"
+
+    table = found.pivot_table(index="row", columns="score", values="value", aggfunc=cell, sort=False)
+    print(table.fillna("").to_string())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=1)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    people = people_of(arguments.folder)
+    if arguments.figure:
+        draw(people, arguments.figure)
+    strata = 2 * people.scanner + people.sex
+    found = []
+    with threadpool_limits(1):
+        for repeat in range(arguments.repeats):
+            folds = StratifiedKFold(arguments.folds, shuffle=True, random_state=repeat)
+            for train, test in folds.split(strata, strata):
+                for name, scores in fold_scores(people, train, test, repeat).items():
+                    found += [{"row": name, "score": score, "value": v} for score, v in scores.items()]
+    show(pd.DataFrame(found))
+
+
+if __name__ == "__main__":
+    main()
