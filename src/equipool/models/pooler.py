@@ -414,10 +414,19 @@ class EquivariantPooler(PoolingEstimator):
         if (self.covariates_ and not c.shape[1]) or isinstance(x, Tensor):
             c = self._own(c, through(self.network_.one.latent, x))
         if isinstance(array, Volumes):
-            clean = self.volume_sites_.remove(array.read(), c.numpy(), codes.numpy(), Box(array.mask))
-            return array.with_values(clean)
+            return array.with_values(self._without_site(array, c.numpy(), codes.numpy()))
         x = dense(x).double()
         return array + self._in_units(self.affine_.remove(x, c, codes) - x)
+
+    def _without_site(self, volumes: Volumes, c: FloatArray, codes: Any) -> NDArray[np.float32]:
+        """Return harmonized volumes, made a block at a time."""
+        box, clean = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32)
+        start = 0
+        for rows in volumes.blocks(16):
+            part = slice(start, start + len(rows))
+            clean[part] = self.volume_sites_.remove(rows, c[part], codes[part], box)
+            start += len(rows)
+        return clean
 
     @torch.no_grad()
     def transport(self, X: Any, to: Any, *, covariates: Any = None) -> Any:

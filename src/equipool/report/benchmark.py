@@ -14,10 +14,11 @@ from equipool.report.figures import COLOURS, save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["benchmark_figures", "frontier_figure", "overlap_figure", "tau_figure"]
+__all__ = ["benchmark_figures", "frontier_figure", "overlap_figure", "support_figure", "tau_figure"]
 
 MAPPED = 800  # people in a t-SNE map
 OVERLAP = "adult-overlap-"
+HARD = "-hard"  # the same cohort with ages that do not overlap
 
 
 def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
@@ -30,6 +31,11 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
         if found and not str(dataset).startswith(OVERLAP):
             ranks = part.groupby("method")["age_rank"].mean()
             figures.append(save_figure(tau_figure(found, ranks), out / f"{file_stem(str(dataset))}-tau.png"))
+    for hard in sorted({d for d in runs["dataset"] if str(d).endswith(HARD)}):
+        easy = hard.removesuffix(HARD)
+        if easy in set(runs["dataset"]):
+            part = runs[runs["dataset"].isin([easy, hard])]
+            figures.append(save_figure(support_figure(part), out / f"{file_stem(easy)}-support.png"))
     shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
     if len(set(shifted["dataset"])) > 1:
         figures.append(save_figure(overlap_figure(shifted), out / "overlap.png"))
@@ -93,6 +99,35 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
         line.spines[["top", "right"]].set_visible(False)
     axes[0].axhline(0.5, color="black", linestyle=":", linewidth=1)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+def support_figure(runs: pd.DataFrame) -> Figure:
+    """Draw M, the best reader's accuracy and dropped people where ages overlap and where they do not."""
+    from matplotlib.figure import Figure
+
+    shown = {"mmd": "M × 100", "reader_acc": "best site reader, %", "dropped": "people without a counterpart"}
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    methods = list(dict.fromkeys(runs["method"]))
+    place = np.arange(len(methods))
+    for axes, (column, title) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        for k, (dataset, part) in enumerate(runs.groupby("dataset", sort=True)):
+            by = part.groupby("method")[column]
+            label = "ages apart" if str(dataset).endswith(HARD) else "ages overlap"
+            axes.bar(
+                place + 0.4 * (k - 0.5),
+                by.mean()[methods],
+                0.38,
+                yerr=by.std(ddof=0)[methods],
+                color=COLOURS[k],
+                label=label,
+            )
+        axes.set(title=title, xticks=place, xticklabels=methods)
+        axes.tick_params(axis="x", rotation=30)
+        axes.spines[["top", "right"]].set_visible(False)
+        if column == "reader_acc":
+            axes.axhline(runs["adv_chance"].mean(), color="black", linestyle=":", linewidth=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 
 

@@ -1,0 +1,77 @@
+"""The benchmark on brains, on a cohort of 40 at 8 mm."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from equipool import cli
+from equipool.data import brains, brainsets
+from equipool.evaluate.volumes import block_means
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What `equipool benchmark adni-sim adni-sim-hard --quick` writes for a small cohort."""
+    out = tmp_path_factory.mktemp("benchmark")
+    small = dataclasses.replace(brains.COHORTS["adni"], patients=(8, 8, 8), controls=(10, 10, 10))
+    settings = out / "settings.json"
+    settings.write_text('{"adni-sim": {"*": {"steps": 30}}, "adni-sim-hard": {"*": {"steps": 30}}}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUIPOOL_CACHE", str(out / "cache"))
+        patch.setitem(brains.COHORTS, "adni", small)
+        patch.setattr(brainsets, "RESOLUTION", 8.0)
+        brainsets._cohort.cache_clear()
+        call = ["benchmark", "adni-sim", "adni-sim-hard", "--methods", "naive", "ss", "ours", "--quick"]
+        call += ["--jobs", "1", "--settings", str(settings), "--out", str(out)]
+        assert cli.main(call) == 0
+        yield out
+    brainsets._cohort.cache_clear()
+
+
+def test_tables_and_figures_are_there(folder):
+    runs = pd.read_csv(folder / "runs.csv")
+    assert list(runs.method) == ["naive", "ss", "ours"] * 2
+    assert runs.drop(columns="equivariance_error").notna().all().all()
+    for name in ("tau", "slices", "harmonized", "ages", "tmaps", "support"):
+        assert (folder / f"adni-sim-{name}.png").stat().st_size > 5000
+    assert len(list((folder / "adni-sim-tmaps").glob("*_stat-t_statmap.nii.gz"))) == 3 + 5 + 5
+
+
+def test_where_ages_are_apart_people_are_dropped_by_those_who_need_counterparts(folder):
+    dropped = pd.read_csv(folder / "runs.csv").set_index(["dataset", "method"])["dropped"]
+    assert dropped["adni-sim", "ss"] < 0.2 < dropped["adni-sim-hard", "ss"]
+    assert dropped["adni-sim-hard", "ours"] == 0
+
+
+def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
+    judged = pd.read_csv(folder / "adni-sim-volumes.csv").set_index("method")
+    assert judged.scanner["raw"] > 0.8
+    assert judged.scanner["ours"] < judged.scanner["raw"]
+    assert judged.deviation_like_clean["ours"] > judged.deviation_like_clean["raw"]
+    found = pd.read_csv(folder / "adni-sim-tmaps.csv").set_index("map")
+    assert found.people["ours"] == 54
+    assert ((found[["found", "false"]] >= 0) & (found[["found", "false"]] <= 1)).all().all()
+
+
+def test_sites_that_are_apart_share_no_age():
+    rng = np.random.default_rng(0)
+    age, site = rng.uniform(50, 95, 300), np.arange(300) % 3
+    keep = brainsets.apart(age, site, 3)
+    ranges = sorted((age[keep & (site == k)].min(), age[keep & (site == k)].max()) for k in range(3))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_block_means_against_a_loop():
+    rng = np.random.default_rng(1)
+    mask = rng.random((9, 8, 7)) < 0.7
+    values = rng.normal(size=(3, mask.sum()))
+    place = np.argwhere(mask) // 4
+    expected = []
+    for block in sorted(set(map(tuple, place))):
+        inside = (place == block).all(axis=1)
+        if inside.sum() >= 8:
+            expected.append(values[:, inside].mean(axis=1))
+    np.testing.assert_allclose(block_means(values, mask), np.array(expected).T)
