@@ -66,7 +66,7 @@ def naive_smooth(row, mask):
 def test_shift_and_spread_against_a_loop_over_voxels(pool):
     volumes, site, age, ill, sites, _ = pool
     rows = volumes.read().astype(np.float64)
-    template = np.mean([row / np.median(row) for row in rows], axis=0)
+    template = np.mean([row / np.quantile(row, closed_form.BRIGHT) for row in rows], axis=0)
     normal = np.array([row / naive_gain(row, template) for row in rows])
     solution, left = naive_residuals(normal, site, age, ill)
     centre = solution[:2].mean(axis=0)  # the sites have as many people

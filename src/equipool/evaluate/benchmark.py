@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -226,9 +227,12 @@ def _path(folder: Path, dataset: str, method: str, seed: int) -> Path:
 
 
 def file_stem(dataset: str) -> str:
-    """Return a dataset's name as part of a file name; a folder's is cut to its last part."""
+    """Return a dataset's name as part of a file name: of a folder its last part, and a hash of the whole."""
     kind, _, place = dataset.partition(":")
-    return f"{kind}-{Path(place).name}" if place else kind
+    if not place:
+        return kind
+    whole = hashlib.sha256(str(Path(place).resolve()).encode()).hexdigest()[:8]
+    return f"{kind}-{Path(place).resolve().name}-{whole}"
 
 
 def _read(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run | None:

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from equipool.data.brainsets import load_brains, simulated_folder, whole_cohort
 from equipool.data.images import Volumes
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
+from equipool.evaluate.benchmark import file_stem
 from equipool.evaluate.harmonizers import site_readers
 from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
 from equipool.evaluate.statmaps import StatMap, detection, detection_at, stat_map
@@ -77,7 +79,8 @@ def run_volumes(
     from joblib import Parallel, delayed
 
     key = fingerprint(make_method("ours", 0, settings_of(name, "ours", settings)))
-    cached = out / "runs" / f"{name.replace(':', '-').replace('/', '_')}-volumes.json"
+    stem = file_stem(name)
+    cached = out / "runs" / f"{stem}-volumes.json"
     rows = _earlier(cached, key, splits)
     if rows is None:
         print(f"{name}: harmonized volumes of {splits} splits", file=sys.stderr, flush=True)
@@ -91,7 +94,6 @@ def run_volumes(
     result = VolumeResult(
         name, pd.DataFrame(rows), _detected(maps, truth), maps, pool, volumes, harmonized, truth
     )
-    stem = name.replace(":", "-").replace("/", "_")
     write_whole(out / f"{stem}-volumes.csv", result.splits.to_csv(index=False))
     write_whole(out / f"{stem}-tmaps.csv", result.detected.to_csv(index=False))
     write_whole(out / f"{stem}-volumes.md", result.text)
@@ -115,6 +117,7 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
             blocks = block_means(values, volumes.mask)
             row: dict[str, Any] = {"split": seed, "method": method}
             row |= {"scanner": _best_reader(blocks, pool, train, test), "scanner_from_age": chance}
+            row["scanner_within"] = _reader_within(blocks, pool, test)
             if truth is not None:
                 row |= _likeness(values, truth.clean.read(), train, test)
             rows.append(row)
@@ -124,7 +127,7 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
 def harmonized_volumes(
     method: str, pool: PooledDataset, volumes: Volumes, train: NDArray[np.intp]
 ) -> NDArray[np.float32]:
-    """Return everybody's volumes by one method, fitted on some people; ComBat is told the age, as ours is."""
+    """Return everybody's volumes by one method, fitted on some people; all are told the age alone."""
     from equipool.models.peers import ComBatPeer
     from equipool.models.volumes import Box, fit_volume_sites, gains, mean_volume
 
@@ -139,9 +142,8 @@ def harmonized_volumes(
         combat = ComBatPeer("combat").fit(rows[train], site=pool.site_labels[train], covariates=pool.C[train])
         values = combat.transform(rows, site=pool.site_labels, covariates=pool.C)
         return values.astype(np.float32)
-    dx = pd.get_dummies(pd.Series(pool.y), drop_first=True).to_numpy(dtype=np.float64)
     c = pool.scaled
-    model = fit_volume_sites(volumes[train], c[train], pool.site[train], dx[train])
+    model = fit_volume_sites(volumes[train], c[train], pool.site[train], np.empty((len(train), 0)))
     box, clean = Box(volumes.mask), np.empty_like(rows)
     for k in range(0, len(rows), 32):
         part = slice(k, k + 32)
@@ -216,6 +218,27 @@ def _best_reader(x: FloatArray, pool: PooledDataset, train: Any, test: Any) -> f
             reader.fit(x[train], pool.site[train])
             found.append(float(balanced_accuracy_score(pool.site[test], reader.predict(x[test]))))
     return max(found)
+
+
+def _reader_within(x: FloatArray, pool: PooledDataset, test: Any) -> float:
+    """Return the best reader's balanced accuracy when readers are fitted on held-out people too, in folds.
+
+    A harmonizer makes its training people's sites alike by construction, so readers fitted on them may miss
+    how far those of new people are apart.
+    """
+    from sklearn.metrics import balanced_accuracy_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    site = pool.site[test]
+    fewest = int(np.bincount(site)[np.unique(site)].min())
+    if fewest < 2:
+        return float("nan")
+    folds = StratifiedKFold(min(5, fewest), shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        readers = islice(site_readers(), 2)  # the perceptron needs more people
+        said = [cross_val_predict(reader, x[test], site, cv=folds) for reader in readers]
+    return max(float(balanced_accuracy_score(site, one)) for one in said)
 
 
 def _likeness(values: Any, clean: Any, train: Any, test: Any) -> dict[str, float]:

@@ -77,6 +77,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         covariates
             Numbers (rows,) or (rows, K) that the latent space turns with.
         """
+        for name in ("classes_", "target_scale_", "affine_", "volume_sites_", "dropped_"):
+            self.__dict__.pop(name, None)  # of an earlier fit
         array = self._features(X, reset=True)
         if isinstance(array, Volumes):
             # The validator sees the images as one column that always varies.
@@ -115,7 +117,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def reconstruct(self, X: Any) -> Any:
         """Return X as the decoder rebuilds it from the codes, in units of X; volumes give volumes.
 
-        The noise of a release channel is left out. A rebuilt scan has its own mean and spread over the brain.
+        The noise of a release channel is left out. Voxels of 0 stay 0.
         """
         check_is_fitted(self, "network_")
         given = self._features(X)
@@ -123,8 +125,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         values += self.feature_mean_
         if not isinstance(given, Volumes):
             return values
-        rows = given.read().astype(np.float64)
-        return given.with_values(values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True))
+        rows = given.read()
+        return given.with_values(np.where(rows == 0, 0.0, self._unevened(values, rows)))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return names for the numbers of the code, for scikit-learn's pandas output."""
@@ -210,6 +212,11 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _evened(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return volumes without what is not the person's: their gain and offset, here."""
         return even(rows)
+
+    def _unevened(self, values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+        """Return evened values in the units of the scans that they belong to: the inverse of evening."""
+        own: FloatArray = np.asarray(rows, dtype=np.float64)
+        return values * own.std(axis=1, keepdims=True) + own.mean(axis=1, keepdims=True)
 
     def _before_fit(self, volumes: Volumes, y: Tensor | None, site: Tensor, c: Tensor) -> None:
         """Learn from volumes what :meth:`_evened` needs; nothing by default."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from equipool.groups import CovariateAction, FrameTau
+from equipool.models.rows import Rows
 from equipool.nn import correlation_loss, equivariance_loss, reconstruction_loss
 
 __all__ = ["StageOne"]
@@ -61,7 +62,7 @@ class StageOne(nn.Module):
         return terms
 
     @torch.no_grad()
-    def start_reading(self, x: Tensor, c: Tensor) -> None:
+    def start_reading(self, x: Rows, c: Tensor) -> None:
         """Let a linear encoder on components start where a ridge regression reads the covariates' phases.
 
         With few people, descent on equation (4) learns these by heart before it learns what a ridge knows.
@@ -75,7 +76,9 @@ class StageOne(nn.Module):
 
         phase = (c.double() @ self.action.frequencies[list(self.tau.planes)].double().mT).numpy()
         wanted = np.stack([np.cos(phase), np.sin(phase)], axis=-1).reshape(len(phase), -1)
-        ridge = RidgeCV(np.logspace(-2, 5, 15)).fit(components(x).double().numpy(), START_LENGTH * wanted)
+        rows = [x] if isinstance(x, Tensor) else x.singles()
+        scores = torch.cat([components(part) for part in rows]).double().numpy()
+        ridge = RidgeCV(np.logspace(-2, 5, 15)).fit(scores, START_LENGTH * wanted)
         columns = [2 * plane + k for plane in self.tau.planes for k in (0, 1)]
         linear.weight[columns] = torch.as_tensor(ridge.coef_, dtype=linear.weight.dtype)
         linear.bias[columns] = torch.as_tensor(ridge.intercept_, dtype=linear.bias.dtype)

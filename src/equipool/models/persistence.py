@@ -162,6 +162,7 @@ def _facts(estimator: Any) -> dict[str, Any]:
         "classes": None if classes is None else {"dtype": classes.dtype.str, "values": classes.tolist()},
         "target_scale": getattr(estimator, "target_scale_", None),
         "seed": estimator._seed,
+        "dropped": getattr(estimator, "dropped_", None),
     }
 
 
@@ -229,6 +230,8 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
     if facts["classes"] is not None:
         values = facts["classes"]["values"]
         estimator.classes_ = np.array(values, dtype=np.dtype(facts["classes"]["dtype"]))
+    if facts.get("dropped") is not None:
+        estimator.dropped_ = facts["dropped"]
     if facts["target_scale"] is not None:
         estimator.target_scale_ = tuple(facts["target_scale"])
     for name in ARRAYS:

@@ -261,7 +261,7 @@ class EquivariantPooler(PoolingEstimator):
             one = self._build_stage_one(data.x.shape[1], data.c.shape[1])
             self._start_components(one, data)
             if self.encoder == "components" and self.tau == "frame" and data.c.shape[1]:
-                one.start_reading(dense(data.x), data.c)
+                one.start_reading(data.x, data.c)
             size, epochs = self._schedule(len(data.x))
 
             @torch.no_grad()
@@ -384,6 +384,11 @@ class EquivariantPooler(PoolingEstimator):
             return super()._evened(rows)
         return self.volume_sites_.without_site(rows)
 
+    def _unevened(self, values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+        if not self.site_free_input:
+            return super()._unevened(values, rows)
+        return self.volume_sites_.with_site(values, rows)
+
     def _own(self, c: Tensor, latent: Tensor) -> Tensor:
         """Return the covariates, or without any the reading, as the value that a latent stands at."""
         return c if c.shape[1] else self.network_.one.tau.covariate(latent)
@@ -463,8 +468,8 @@ class EquivariantPooler(PoolingEstimator):
         if not isinstance(array, Volumes):
             return array + change
         rows = array.read()
-        gain = self.volume_sites_.gains(rows) if self.site_free_input else rows.std(axis=1)
-        return array.with_values(rows + change * gain[:, None])
+        change = self._unevened(change, rows) - self._unevened(np.zeros_like(change), rows)
+        return array.with_values(np.where(rows == 0, 0.0, rows + change))
 
     def _in_units(self, change: Tensor) -> FloatArray:
         """Return a change of scaled features in the features' own units; those that never vary keep still."""

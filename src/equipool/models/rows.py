@@ -133,6 +133,8 @@ def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
     """
     if isinstance(x, Tensor):
         return network(x.double())
+    if not len(x):
+        raise InputError("There is no image among these volumes; give at least one.")
     return torch.cat([network(row.double()) for row in x.singles()])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.data.images import Volumes
+from equipool.exceptions import InputError
 
 __all__ = ["Box", "VolumeSites", "fit_volume_sites", "gains", "mean_volume"]
 
@@ -85,7 +86,7 @@ class VolumeSites:
     Attributes
     ----------
     template
-        (voxels,): the mean volume, each scan having the median 1.
+        (voxels,): the mean volume, each scan having its bright end at 1.
     unit
         The typical gain, in which harmonized volumes are given back.
     coefficients, square_means
@@ -165,6 +166,12 @@ class VolumeSites:
         own[np.asarray(rows) == 0] = 0.0
         return own
 
+    def with_site(self, own: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+        """Return what the scanner that scans show would have made of people: undoes :meth:`without_site`."""
+        share = self.posterior(self.normalised(rows))
+        normal: FloatArray = self.centre + share @ self.shift + own * (share @ self.spread)
+        return normal * self.gains(rows)[:, None]
+
     def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
         smooth = box.smooth(own)
         return smooth + self.kept[site] * (own - smooth)
@@ -188,7 +195,7 @@ def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in seven passes over the volumes.
+    """Fit in eight passes over the volumes.
 
     Parameters
     ----------
@@ -212,12 +219,20 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
+    normal_matrix = design.T @ design + np.diag(ridge)
+    solution: FloatArray = np.zeros((design.shape[1], volumes.shape[1]))
+    fitted = False
+
     def at_gain_one() -> Iterator[tuple[slice, FloatArray]]:
         for start, rows in _blocks(volumes):
-            yield slice(start, start + len(rows)), normalised(rows, template)
+            part = slice(start, start + len(rows))
+            normal = normalised(rows, template)
+            # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
+            yield part, np.where(rows == 0, design[part] @ solution, normal) if fitted else normal
 
-    moments = sum(design[part].T @ rows for part, rows in at_gain_one())
-    solution = np.linalg.solve(design.T @ design + np.diag(ridge), moments)
+    for _ in range(2):
+        moments = sum(design[part].T @ rows for part, rows in at_gain_one())
+        solution, fitted = np.linalg.solve(normal_matrix, moments), True
 
     def residuals() -> Iterator[tuple[slice, FloatArray]]:
         for part, rows in at_gain_one():
@@ -242,13 +257,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
-    axes = shift / np.maximum(pooled, 1e-3 * pooled.mean() + 1e-300) / np.sqrt(len(pooled))
-    away = np.vstack([(rows - centre) @ axes.T for _, rows in at_gain_one()])
-    places = (dummies.T @ away) / people[:, None]
-    within = away - places[site]
-    covariance = within.T @ within / len(c)
-    # Sites' shifts add up to nothing, so one direction is empty: a small ridge keeps it out.
-    ridge_within = 1e-3 * np.trace(covariance) / count * np.eye(count)
+    axes, places, precision = _discriminant(at_gain_one, centre, shift, pooled, dummies)
     return VolumeSites(
         template=template,
         unit=np.asarray(unit),
@@ -263,8 +272,26 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         mixing=mixing,
         axes=axes,
         places=places,
-        precision=np.linalg.inv(covariance + ridge_within + 1e-12 * np.eye(count)),
+        precision=precision,
     )
+
+
+def _discriminant(
+    scans: Callable[[], Iterator[tuple[slice, FloatArray]]],
+    centre: FloatArray,
+    shift: FloatArray,
+    variance: FloatArray,
+    dummies: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return what :meth:`VolumeSites.posterior` reads the site by: axes, places and precision."""
+    axes = shift / np.maximum(variance, 1e-3 * variance.mean() + 1e-300) / np.sqrt(len(variance))
+    away = np.vstack([(rows - centre) @ axes.T for _, rows in scans()])
+    places = (dummies.T @ away) / dummies.sum(axis=0)[:, None]
+    within = away - dummies @ places
+    covariance = within.T @ within / len(away)
+    # Sites' shifts add up to nothing, so one direction is empty: a small ridge keeps it out.
+    ridge = (1e-3 * np.trace(covariance) / len(shift) + 1e-12) * np.eye(len(shift))
+    return axes, places, np.linalg.inv(covariance + ridge)
 
 
 def _kept_detail(
@@ -281,7 +308,9 @@ def _kept_detail(
         finest = finest + dummies[part].T @ box.finest(rows) ** 2
         details = details + dummies[part].T @ (rows - box.smooth(rows)) ** 2
     people = np.maximum(dummies.sum(axis=0), 1.0)[:, None]
-    variance = np.quantile(finest / people, QUIET, axis=1, keepdims=True)
+    # A mask so thin that no two voxels lie side by side in all directions tells nothing of the noise.
+    seen = finest / people if finest.shape[1] else np.zeros((len(people), 1))
+    variance = np.quantile(seen, QUIET, axis=1, keepdims=True)
     noise = variance * box.detail_of_noise()
     # Variances of one site's voxels are rough; neighbours have much the same.
     detail = box.smooth(details / people)
@@ -300,8 +329,8 @@ def _matched(
     some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
     chosen = [own[np.isin(np.arange(part.start, part.stop), some)].astype(np.float32) for part, own in owns()]
     rows = np.vstack(chosen)
-    values, vectors = np.linalg.eigh(rows @ rows.T)
-    top = (values > 1e-9 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
+    values, vectors = np.linalg.eigh(rows.astype(np.float64) @ rows.T.astype(np.float64))
+    top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
     directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
     del rows, chosen
     scores = np.vstack([own @ directions.T for _, own in owns()])
@@ -320,19 +349,25 @@ def _matched(
 def _power(matrix: FloatArray, exponent: float) -> FloatArray:
     """Return a power of a symmetric positive matrix."""
     values, vectors = np.linalg.eigh(matrix)
+    values = np.maximum(values, 1e-9 * max(values.max(initial=0.0), 1e-300))
     result: FloatArray = (vectors * values**exponent) @ vectors.T
     return result
 
 
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
-    """Return the mean of scans with the median 1, cut-off voxels left out, and their typical median."""
+    """Return the mean of scans whose bright end is 1, cut-off voxels left out, and their brightness."""
     total, measured, logs = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1]), 0.0
     for _, rows in _blocks(volumes):
-        middle = np.median(rows, axis=1)
-        middle = np.where(middle > 0, middle, 1.0)
-        total += (rows / middle[:, None]).sum(axis=0)
+        # The bright end of a scan, where even scans with a mean of 0 are far from it.
+        bright = np.quantile(rows, BRIGHT, axis=1)
+        if (bright <= 0).any():
+            raise InputError(
+                "A scan is 0 or below in almost all of the brain, so its gain cannot be told; give images "
+                "whose brain is brighter than its surroundings."
+            )
+        total += (rows / bright[:, None]).sum(axis=0)
         measured += (rows != 0).sum(axis=0)
-        logs += float(np.log(middle).sum())
+        logs += float(np.log(bright).sum())
     return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs / len(volumes)))
 
 

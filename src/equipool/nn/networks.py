@@ -100,7 +100,10 @@ def coders(
     if kind == "components":
         components = Components(n_features)
         encoder = nn.Sequential(components, nn.Linear(components.basis.shape[1], n_latent))
-        return encoder, copy.deepcopy(decoder) or ComponentsDecoder(components, n_latent)
+        back_own = copy.deepcopy(decoder)
+        if back_own is not None and mask is not None:
+            back_own = VolumeDecoder(mask, back_own)
+        return encoder, back_own or ComponentsDecoder(components, n_latent)
     if mask is None:
         own = copy.deepcopy(kind) if isinstance(kind, nn.Module) else None
         forward = own or coder(kind, n_features, n_latent, hidden=hidden)

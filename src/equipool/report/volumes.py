@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.evaluate.benchmark import file_stem
 from equipool.report.figures import COLOURS, plain, save_figure
 from equipool.report.statmaps import statmap_figure, write_statmap
 
@@ -25,7 +26,7 @@ SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 
 def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
     """Draw a cohort and what was made of it; write t-maps as NIfTI files. Return the figures."""
-    stem = result.name.replace(":", "-").replace("/", "_")
+    stem = file_stem(result.name)
     volumes, pool = result.volumes, result.pool
     clean = result.truth.clean if result.truth is not None else None
     largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
