@@ -1,6 +1,6 @@
 """Real brains of two scanners: what is left of the scanner, and of age and sex, on people held out.
 
-    python benchmarks/real_brains.py FOLDER [--figure brains.png] [--folds 5] [--repeats 1]
+    python benchmarks/real_brains.py FOLDER [--figure brains.png] [--folds 5] [--repeats 1] [--first-seed 0]
 
 FOLDER is a BIDS folder of T1w brains on one grid whose participants.tsv has the columns scanner, age and sex.
 Everything is fitted on the training people of each fold. The scanner is read by the best of three readers
@@ -160,11 +160,11 @@ def codes(people: People, train: np.ndarray, test: np.ndarray, seed: int) -> dic
 
 
 def fold_scores(
-    people: People, train: np.ndarray, test: np.ndarray, seed: int
+    people: People, train: np.ndarray, test: np.ndarray, seed: int, methods: list[str]
 ) -> dict[str, dict[str, float]]:
     result = {}
-    for name, method in METHODS.items():
-        rows = method(people, train)
+    for name in methods:
+        rows = METHODS[name](people, train)
         scanner = scanner_read(blocks(rows, people.volumes.mask), people.scanner, train, test)
         auc, r2 = biology(rows, people, train, test)
         result[name] = {"scanner": scanner, "sex AUC": auc, "age R²": r2}
@@ -218,6 +218,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the folds")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     people = people_of(arguments.folder)
@@ -226,10 +228,10 @@ def main() -> None:
     strata = 2 * people.scanner + people.sex
     found = []
     with threadpool_limits(1):
-        for repeat in range(arguments.repeats):
+        for repeat in range(arguments.first_seed, arguments.first_seed + arguments.repeats):
             folds = StratifiedKFold(arguments.folds, shuffle=True, random_state=repeat)
             for train, test in folds.split(strata, strata):
-                for name, scores in fold_scores(people, train, test, repeat).items():
+                for name, scores in fold_scores(people, train, test, repeat, arguments.methods).items():
                     found += [{"row": name, "score": score, "value": v} for score, v in scores.items()]
     show(pd.DataFrame(found))
 
