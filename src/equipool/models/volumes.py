@@ -329,7 +329,7 @@ def _matched(
     some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
     chosen = [own[np.isin(np.arange(part.start, part.stop), some)].astype(np.float32) for part, own in owns()]
     rows = np.vstack(chosen)
-    values, vectors = np.linalg.eigh(rows.astype(np.float64) @ rows.T.astype(np.float64))
+    values, vectors = np.linalg.eigh(_inner_products(rows))
     top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
     directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
     del rows, chosen
@@ -344,6 +344,15 @@ def _matched(
         away = _power(own / (member.sum() + shrinkage), -0.5)
         mixing.append(_power(pooled, -0.5) @ away @ _power(pooled, 0.5))
     return directions, np.stack(mixing)
+
+
+def _inner_products(rows: NDArray[np.float32]) -> FloatArray:
+    """Return rows @ rows.T in double precision, some voxels at a time."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], 1 << 14):
+        part = rows[:, start : start + (1 << 14)].astype(np.float64)
+        total += part @ part.T
+    return total
 
 
 def _power(matrix: FloatArray, exponent: float) -> FloatArray:
