@@ -19,9 +19,9 @@ from nilearn.datasets import load_mni152_brain_mask, load_mni152_template
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
+from equipool.data.grid import mni_grid
 from equipool.data.preprocess import (
     Steps,
-    mni_grid,
     preprocess_head,
     read_head,
     register,

@@ -25,10 +25,9 @@ from equipool import EquivariantPooler
 from equipool.data.bids import read_bids
 from equipool.data.images import Volumes
 from equipool.evaluate.harmonizers import site_readers
+from equipool.evaluate.volumes import block_means
 from equipool.models.peers import ComBatPeer
 from equipool.models.volumes import Box, fit_volume_sites
-
-EDGE, LEAST = 4, 8  # voxels along a block; brain voxels that it must have
 
 
 @dataclass(frozen=True)
@@ -98,15 +97,6 @@ METHODS = {
 # -- scores ----------------------------------------------------------------------------------------------
 
 
-def blocks(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return the means over blocks, (people, blocks)."""
-    place = np.argwhere(mask) // EDGE
-    number = np.unique(np.ravel_multi_index(place.T, place.max(axis=0) + 1), return_inverse=True)[1]
-    member = np.eye(number.max() + 1, dtype=np.float32)[:, number]
-    size = member.sum(axis=1)
-    return (rows @ (member / size[:, None])[size >= LEAST].T).astype(np.float64)
-
-
 def scanner_read(features: np.ndarray, scanner: np.ndarray, train: np.ndarray, test: np.ndarray) -> float:
     """Return the balanced accuracy of the best of three readers."""
     return max(
@@ -165,13 +155,13 @@ def fold_scores(
     result = {}
     for name in methods:
         rows = METHODS[name](people, train)
-        scanner = scanner_read(blocks(rows, people.volumes.mask), people.scanner, train, test)
+        scanner = scanner_read(block_means(rows, people.volumes.mask), people.scanner, train, test)
         auc, r2 = biology(rows, people, train, test)
         result[name] = {"scanner": scanner, "sex AUC": auc, "age R²": r2}
     result["codes"] = codes(people, train, test, seed)
     result["age alone"] = {"scanner": scanner_read(people.scaled_age, people.scanner, train, test)}
     mixed = np.random.default_rng(seed).permutation(people.scanner)
-    volumes = blocks(gain(people, train), people.volumes.mask)
+    volumes = block_means(gain(people, train), people.volumes.mask)
     result["scanners permuted"] = {"scanner": scanner_read(volumes, mixed, train, test)}
     return result
 

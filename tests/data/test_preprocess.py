@@ -14,12 +14,12 @@ from scipy.spatial.transform import Rotation
 
 from equipool.cli import main
 from equipool.data import preprocess_folder as folders
+from equipool.data.grid import mni_grid
 from equipool.data.preprocess import (
     SPACE,
     Steps,
     brain_mask,
     extracted_mask,
-    mni_grid,
     preprocess_head,
     read_head,
     register,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.data.grid import CORNER, mni_grid
 from equipool.exceptions import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Anatomy", "Traits", "mni_grid"]
+__all__ = ["Anatomy", "Traits"]
 
 FloatArray = NDArray[np.float64]
-
-# The paper's box: 91 × 109 × 91 voxels at 2 mm.
-CORNER, EXTENT = (-90.0, -126.0, -72.0), (182.0, 218.0, 182.0)
 
 # Where Alzheimer's disease takes grey matter: centre and width in mm, strength. Right side; mirrored.
 AD_REGIONS = (
@@ -45,22 +42,6 @@ class Traits:
     size: float = 0.0
 
 
-def mni_grid(resolution: float) -> tuple[tuple[int, int, int], FloatArray]:
-    """Return shape and affine of the paper's box at a resolution in mm.
-
-    Examples
-    --------
-    >>> mni_grid(2.0)[0], mni_grid(4.0)[0]
-    ((91, 109, 91), (46, 55, 46))
-    """
-    if not 1 <= resolution <= 8:
-        raise InputError(f"resolution must lie between 1 and 8 mm. Got {resolution}.")
-    x, y, z = (math.ceil(length / resolution) for length in EXTENT)
-    affine = np.diag([resolution, resolution, resolution, 1.0])
-    affine[:3, 3] = CORNER
-    return (x, y, z), affine
-
-
 class Anatomy:
     """The template and what moves it, on one grid.
 
@@ -76,6 +57,8 @@ class Anatomy:
     def __init__(self, resolution: float = 4.0) -> None:
         import torch
 
+        if not 1 <= resolution <= 8:
+            raise InputError(f"resolution must lie between 1 and 8 mm. Got {resolution}.")
         self.shape, self.affine = mni_grid(resolution)
         self.finer = 2 if resolution >= 3 else 1
         self.step = resolution / self.finer

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipool.data.grid import mni_grid
 from equipool.exceptions import InputError, MissingExtraError
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "Steps",
     "brain_mask",
     "extracted_mask",
-    "mni_grid",
     "preprocess_head",
     "read_head",
     "register",
@@ -48,7 +48,6 @@ Array = npt.NDArray[Any]
 
 SPACE = "MNI152NLin2009aSym"  # the template in nilearn's wheel
 SKIPPABLE = ("n4", "register", "normalize")
-BOX_ORIGIN, BOX_EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: 91×109×91 voxels of 2 mm
 FWHM = float(np.sqrt(8 * np.log(2)))  # full width at half maximum of a Gaussian of SD 1
 N4_ITERATIONS = [10, 10, 20]  # by level; more gain little, and a fourth level takes anatomy for bias
 MARGIN_MM = 24.0  # around the box, where registration looks for the head
@@ -285,20 +284,6 @@ def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
             err=io.StringIO(),
         )
     return start @ np.asarray(greedy["found"])
-
-
-def mni_grid(resolution: float) -> tuple[tuple[int, int, int], Array]:
-    """Return shape and affine (RAS) of the standard MNI152 box at a voxel size in mm.
-
-    Examples
-    --------
-    >>> mni_grid(2)[0], mni_grid(4)[0]
-    ((91, 109, 91), (46, 55, 46))
-    """
-    x, y, z = (int(extent / resolution + 1e-6) + 1 for extent in BOX_EXTENT)
-    affine = np.diag([resolution, resolution, resolution, 1.0])
-    affine[:3, 3] = BOX_ORIGIN
-    return (x, y, z), affine
 
 
 def resample(
