@@ -215,6 +215,8 @@ def _benchmark(arguments: argparse.Namespace) -> int:
         return _benchmark_harmonizers(arguments)
     for name in arguments.datasets:
         require_dataset(name)  # before any folder is made
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise EquipoolError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
     groups = {"all": METHODS, "ablation": ABLATION}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
     settings = read_settings(arguments.settings) if arguments.settings else None

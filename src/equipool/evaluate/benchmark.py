@@ -73,11 +73,11 @@ def run_benchmark(
 
     for method in methods:
         make_method(method, 0, {})  # an unknown one is answered before a folder is made
+    for dataset in filter(is_brains, datasets):
+        prepare_brains(dataset)
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [(d, m, s) for d in datasets for m in methods for s in range(seeds)]
-    for dataset in filter(is_brains, datasets):
-        prepare_brains(dataset)
     todo = [key for key in wanted if fresh or _read(folder, *key, settings) is None]
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
