@@ -193,7 +193,7 @@ def _kept(frame: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
     inside = frame["dx"].isin(list(groups))
     if not inside.any():
         raise InputError(
-            f"Nobody is of the groups {listed(groups)}; there are {listed(frame['dx'].unique())}."
+            f"Nobody is of the groups {listed(groups)}; choose among {listed(frame['dx'].unique())}."
         )
     if not inside.all():
         counts = frame.loc[~inside, "dx"].value_counts()

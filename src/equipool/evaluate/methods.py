@@ -105,7 +105,7 @@ def read_settings(path: Path) -> Settings:
                     raise TypeError("not a mapping")
     except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{path} holds no settings ({error}); expected JSON such as "
+            f"{path} holds no settings ({error}); give JSON such as "
             '{"german": {"ours": {"power": 10.0}}}, as `equipool select` writes it.'
         ) from error
     return found

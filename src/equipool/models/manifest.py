@@ -20,15 +20,21 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
     """Return settings, hashes of the data, and versions, by name."""
     from equipool import __version__
 
-    labels = {"y": data.y, "site": data.site, "covariates": data.c}
-    hashes = {name: None if value is None else _hash(value) for name, value in labels.items()}
+    # Numbers as they are trained on, and the scales that brought them there.
+    meaning = getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)
+    parts: dict[str, list[Any]] = {
+        "X": [hash_of_rows(data.x), _hash(estimator.feature_mean_), _hash(estimator.feature_scale_)],
+        "y": [None if data.y is None else _hash(data.y), meaning],
+        "site": [_hash(data.site), estimator.sites_.tolist()],
+        "covariates": [_hash(data.c), estimator.covariates_],
+    }
     parameters = {k: v for k, v in estimator.get_params(deep=False).items() if k not in BESIDE}
     return {
         "settings": {
             "estimator": type(estimator).__name__,
             **{k: _plain(value) for k, value in parameters.items()},
         },
-        "data": {"X": hash_of_rows(data.x), **hashes, "sites": [str(site) for site in estimator.sites_]},
+        "data": {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()},
         "software": {"equipool": __version__, "torch": torch.__version__},
     }
 
@@ -54,6 +60,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _hash(values: Tensor) -> str:
-    array = np.ascontiguousarray(values.numpy())
+def _hash(values: Any) -> str:
+    array = np.ascontiguousarray(values)
     return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()

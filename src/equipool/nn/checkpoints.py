@@ -102,12 +102,14 @@ class Checkpoints:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove our numbers that are not named any more: those before, and those of a run killed between."""
-        named = {facts["file"] for facts in self.stages.values()}
-        for path in self.folder.glob("*-" + "[0-9a-f]" * 16 + ".safetensors"):
-            if distributed.leads() and path.name not in named:
-                with suppress(OSError):
-                    path.unlink()
+        """Remove our files that are not named any more: those before, and those of a run killed between."""
+        named = {FACTS, *(facts["file"] for facts in self.stages.values())}
+        numbers = "*-" + "[0-9a-f]" * 16 + ".safetensors"
+        for pattern in (numbers, f".{numbers}.*", f".{FACTS}.*"):
+            for path in self.folder.glob(pattern):
+                if distributed.leads() and path.name not in named:
+                    with suppress(OSError):
+                        path.unlink()
 
 
 @dataclass

@@ -183,8 +183,8 @@ def _refuse_double_roles(roles: Sequence[str]) -> None:
     for role in roles:
         if roles.count(role) > 1:
             raise InputError(
-                f"Column {role!r} was given two roles; a column can be the site, a covariate, the target or "
-                "the id, but only one of them."
+                f"Column {role!r} was given two roles; give it one: the site, a covariate, the target or "
+                "the id."
             )
 
 
@@ -219,7 +219,7 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
         if hits & taken:
             raise InputError(
                 f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target, the id, "
-                "or to be ignored."
+                "or to be ignored; leave it out."
             )
         matched |= hits
     return [name for name in frame.columns if name in matched]
