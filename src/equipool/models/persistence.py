@@ -22,6 +22,7 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
+from equipool.models.bend import Bend, no_bend
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
@@ -34,7 +35,9 @@ SCHEMA = 1
 ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
 HARMONIZER_ARRAYS = ("feature_mean_", "feature_scale_", "moved_", "atoms_", "readers_")
 MODEL_ARRAYS = tuple(
-    field.name for field in fields(SiteModel) if field.name not in ("trend", "mixing", "curvature", "gain")
+    field.name
+    for field in fields(SiteModel)
+    if field.name not in ("trend", "bend", "mixing", "curvature", "gain")
 )
 FRAMES = ("site_effects_", "support_")
 GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
@@ -170,6 +173,7 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     model, encoding = estimator.model_, estimator.encoding_
     arrays = {f"model.{name}": getattr(model, name) for name in MODEL_ARRAYS}
     arrays |= {f"trend.{name}": value for name, value in vars(model.trend).items()}
+    arrays |= {f"bend.{name}": value for name, value in vars(model.bend).items()}
     arrays |= {name: getattr(estimator, name) for name in HARMONIZER_ARRAYS}
     numbers = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
     frames = {name: getattr(estimator, name).to_dict("split") for name in FRAMES}
@@ -194,8 +198,11 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     for name in HARMONIZER_ARRAYS:
         setattr(estimator, name, arrays[name])
     trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
+    # Models saved before sites could bend have none of it.
+    bend = {k[5:]: v for k, v in arrays.items() if k.startswith("bend.")}
     estimator.model_ = SiteModel(
         trend=trend,
+        bend=Bend(**bend) if bend else no_bend(*arrays["model.shift"].shape),
         mixing=np.inf if facts["mixing"] is None else facts["mixing"],
         curvature=facts["curvature"],
         gain=facts["gain"],
