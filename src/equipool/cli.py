@@ -15,7 +15,9 @@ from typing import Any
 from equipool import __version__
 from equipool.commands import apply, harmonize, preprocess, simulate
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
+from equipool.commands.scheduler import add_scheduler
 from equipool.exceptions import EquipoolError, EquipoolWarning
+from equipool.parallel import cluster
 
 __all__ = ["main"]
 
@@ -68,7 +70,7 @@ def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Names
         else:
             usual(message, category, *where, **more)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), cluster(getattr(arguments, "scheduler", None)):
         warnings.showwarning = show
         return command(arguments)
 
@@ -175,6 +177,7 @@ def _add_benchmark(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     benchmark.add_argument(
         "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
     )
+    add_scheduler(benchmark)
     benchmark.set_defaults(command=_benchmark)
 
 
@@ -194,6 +197,7 @@ def _add_select(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     select.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     select.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
+    add_scheduler(select)
     select.set_defaults(command=_select)
 
 
@@ -267,7 +271,12 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
     groups = {"all": HARMONIZERS}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
     folds = run_harmonizers(
-        pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
+        pools,
+        arguments.out,
+        methods=methods,
+        repeats=arguments.repeats,
+        jobs=arguments.jobs,
+        fresh=arguments.fresh,
     )
     figure = save_figure(frontier_figure(folds), arguments.out / "frontier.png")
     print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))

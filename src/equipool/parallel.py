@@ -70,7 +70,7 @@ def cluster(scheduler: str | None) -> Iterator[None]:
     except ImportError:
         raise MissingExtraError("A cluster needs Dask: pip install 'equipool[cluster]'.") from None
     try:
-        client = Client(scheduler, timeout=SECONDS)
+        client: Any = Client(scheduler, timeout=SECONDS)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise EquipoolError(
             f"There is no Dask scheduler at {scheduler} ({type(error).__name__}); start one with "
