@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "harmonize",
-        help="take out of images or a table what the sites did, and keep the model",
+        help="take out of a table or images what the sites did; keep a model",
         description="Fit on all people, and write harmonized images as a BIDS derivative with codes that do "
         "not know the site, or the harmonized table; `equipool apply` takes the model to new people.",
     )

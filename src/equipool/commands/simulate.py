@@ -27,7 +27,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "simulate",
-        help="made-up brains of several scanners as a BIDS folder, with the truth",
+        help="made-up brains of several scanners (BIDS), with the truth",
         description="Write brains that age and fall ill as seen by different scanners, the same brains as no "
         "scanner sees them, and the true effects: something to try methods on.",
     )

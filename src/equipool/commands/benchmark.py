@@ -1,0 +1,128 @@
+"""``equipool benchmark``: methods compared on held-out people."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from equipool.commands.people import add_roles, roles
+from equipool.exceptions import InputError
+
+__all__ = ["add", "run"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "benchmark",
+        help="compare methods on held-out people, the paper's or your tables",
+        description="Fit every method with several seeds and judge it on held-out people. Runs that are "
+        "there already are kept, so that a killed benchmark goes on where it stopped.",
+    )
+    command.add_argument(
+        "datasets",
+        nargs="+",
+        metavar="DATASET",
+        help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
+        "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
+        "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
+        "simulated-OVERLAP",
+    )
+    add_roles(command, site_required=False)
+    command.add_argument("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
+    command.add_argument(
+        "--methods",
+        nargs="+",
+        default=["all"],
+        metavar="NAME",
+        help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours",
+    )
+    command.add_argument(
+        "--seeds",
+        "--splits",
+        type=int,
+        help="with which everything is repeated; for images, random splits (default: 3, of images 5)",
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="one seed and a third of the training, to see the whole path"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    command.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: all cores)")
+    command.add_argument("--fresh", action="store_true", help="run everything anew")
+    command.add_argument(
+        "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
+    )
+    command.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benchmark, or the comparison of harmonizers, and draw it."""
+    from equipool.data.brainsets import is_brains
+    from equipool.data.datasets import require_dataset
+    from equipool.evaluate.benchmark import run_benchmark
+    from equipool.evaluate.methods import ABLATION, METHODS, quick_settings, read_settings
+    from equipool.report.benchmark import benchmark_figures
+
+    if arguments.datasets[0] == "harmonizers":
+        return _benchmark_harmonizers(arguments)
+    for name in arguments.datasets:
+        require_dataset(name)  # before any folder is made
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise InputError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
+    groups = {"all": METHODS, "ablation": ABLATION}
+    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    settings = read_settings(arguments.settings) if arguments.settings else None
+    usual = 5 if any(map(is_brains, arguments.datasets)) else 3
+    if arguments.quick:
+        settings, usual = quick_settings(arguments.datasets, methods, settings), 1
+    runs = run_benchmark(
+        arguments.datasets,
+        arguments.out,
+        methods=methods,
+        seeds=arguments.seeds or usual,
+        jobs=arguments.jobs,
+        fresh=arguments.fresh,
+        settings=settings,
+    )
+    figures = benchmark_figures(runs, arguments.out)
+    for name in filter(is_brains, arguments.datasets):
+        figures += _benchmark_volumes(name, arguments, arguments.seeds or usual, settings)
+    print((arguments.out / "table.md").read_text(encoding="utf-8"))
+    print(f"Runs: {arguments.out / 'runs.csv'}\nTable: {arguments.out / 'table.md'}")
+    print("Figures: " + ", ".join(str(path) for path in figures))
+    return 0
+
+
+def _benchmark_volumes(name: str, arguments: argparse.Namespace, splits: int, settings: Any) -> list[Path]:
+    """Judge harmonized volumes and t-maps of one cohort, and draw them."""
+    from equipool.evaluate.volumes import run_volumes
+    from equipool.report.volumes import volume_figures
+
+    if name.endswith("-hard"):
+        return []
+    result = run_volumes(name, arguments.out, splits=splits, jobs=arguments.jobs, settings=settings)
+    print(result.text)
+    return volume_figures(result, arguments.out)
+
+
+def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
+    from equipool.evaluate.harmonizers import HARMONIZERS, read_pool, run_harmonizers
+    from equipool.report.benchmark import frontier_figure
+    from equipool.report.figures import save_figure
+
+    if len(arguments.datasets) < 2:
+        raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
+    pools = {}
+    for table in arguments.datasets[1:]:
+        name, pool = read_pool(table, site=arguments.site, **roles(arguments))
+        pools[name if name not in pools else table] = pool
+    groups = {"all": HARMONIZERS}
+    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    folds = run_harmonizers(
+        pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
+    )
+    figure = save_figure(frontier_figure(folds), arguments.out / "frontier.png")
+    print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))
+    print(f"Folds: {arguments.out / 'folds.csv'}\nFigure: {figure}")
+    return 0
