@@ -57,7 +57,7 @@ def test_the_figure_is_drawn_in_the_format_asked_for(table, tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "t.csv"]])
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "--covariate", "age", "t.csv"]])
 def test_a_wrong_call_exits_with_2(arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -25,6 +25,7 @@ from equipool.commands import (
     select,
     simulate,
 )
+from equipool.commands.config import read_config
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
 __all__ = ["main"]
@@ -77,9 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return a call's arguments."""
+    """Return a call's arguments: its flags, then what a config file says, then defaults."""
     parser, commands = _parser()
     arguments, unknown = parser.parse_known_args(argv)
+    if getattr(arguments, "config", None) is not None:
+        commands[arguments.name].set_defaults(**read_config(arguments.config, arguments.name))
+        arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         commands[arguments.name].refuse_unknown(unknown)
     return arguments

@@ -39,11 +39,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     command.add_argument(
-        "--site", metavar="COLUMN", help="the site; without it images give codes and predictions alone"
+        "--site",
+        metavar="COLUMN",
+        help="the site (default: guessed); with none, images give codes and predictions alone",
     )
-    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    command.add_argument("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
     add_images(command)
-    command.set_defaults(command=run, covariates=[], target=None)
+    command.set_defaults(
+        command=run, covariates=[], target=None, subject=None, ignore=[], features=None, no_guess=False
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     from equipool.models import SiteHarmonizer, load
 
     preset_roles(arguments)
+    inner = arguments.model / "model"
+    model = load(inner if inner.is_dir() else arguments.model)
+    frame, images = read_people(arguments, guess=("site", "id"), site_needed=False)
     facts = {
         "model": str(arguments.model.resolve()),
         "source": str(arguments.table.resolve()),
@@ -58,9 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         "id": arguments.id,
     }
     check_out(arguments.out, "apply", facts)
-    inner = arguments.model / "model"
-    model = load(inner if inner.is_dir() else arguments.model)
-    frame, images = read_people(arguments)
     of_images = getattr(model, "mask_", None) is not None
     if of_images != (images is not None):
         raise InputError(
@@ -108,7 +112,7 @@ def _apply_to_images(
     from equipool.models.rows import volumes_for
 
     out: Path = arguments.out
-    people = derivative.people_of(frame, images, arguments.id)
+    people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
     covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
     wanted = bool(arguments.site) and hasattr(model, "harmonize")

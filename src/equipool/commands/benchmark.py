@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from equipool.commands.people import add_roles, roles
+from equipool.commands.people import ROLES, add_roles, roles, say_roles, take_roles
 from equipool.exceptions import InputError
 
 __all__ = ["add", "run"]
@@ -29,7 +29,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
         "simulated-OVERLAP",
     )
-    add_roles(command, site_required=False)
+    add_roles(command)
     command.add_argument("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
     command.add_argument(
         "--methods",
@@ -115,7 +115,8 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
     pools = {}
     for table in arguments.datasets[1:]:
-        name, pool = read_pool(table, site=arguments.site, **roles(arguments))
+        own = _with_roles(arguments, table)
+        name, pool = read_pool(table, site=own.site, **roles(own))
         pools[name if name not in pools else table] = pool
     groups = {"all": HARMONIZERS}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
@@ -126,3 +127,13 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
     print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))
     print(f"Folds: {arguments.out / 'folds.csv'}\nFigure: {figure}")
     return 0
+
+
+def _with_roles(arguments: argparse.Namespace, table: str) -> argparse.Namespace:
+    """Return the arguments with the roles of one table, which may have other columns than the next."""
+    own = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
+    if not table.startswith("simulated-"):
+        from equipool.data.tables import read_columns
+
+        say_roles(take_roles(own, read_columns(table), ROLES, site_needed=True))
+    return own

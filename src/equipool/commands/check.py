@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from equipool.commands.config import check_config_path, write_config
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 
 __all__ = ["add", "run"]
@@ -23,7 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images"
     )
-    add_roles(command, site_required=False)
+    add_roles(command)
     add_images(command)
     command.add_argument(
         "--missing",
@@ -33,16 +34,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
-    command.set_defaults(command=run, refuse=command.error)
+    command.add_argument(
+        "--write-config",
+        type=Path,
+        metavar="FILE",
+        help="also write the options to a TOML file, for --config",
+    )
+    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the pre-flight report; the exit code is its verdict."""
     preset_roles(arguments)
-    if not arguments.site:
-        arguments.refuse("name the column of the site with --site")
     from equipool.data import check
 
+    if arguments.write_config:
+        check_config_path(arguments.write_config)
     if arguments.figure:
         from equipool.report.figures import check_figure_path, preflight_figure, save_figure
 
@@ -56,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         missing=arguments.missing,
         **roles(arguments),
     )
+    if arguments.write_config:
+        print(f"Config: {write_config(arguments.write_config, arguments)}", file=sys.stderr)
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
     if arguments.figure:
         written = save_figure(preflight_figure(report), arguments.figure)

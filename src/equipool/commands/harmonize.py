@@ -33,7 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
     )
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    add_roles(command, site_required=False)
+    add_roles(command)
     add_images(command)
     command.add_argument(
         "--statmap",
@@ -48,19 +48,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: components)",
     )
     command.add_argument("--steps", type=int, default=1500, help="images: of training (default: 1500)")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     command.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
     )
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
-    command.set_defaults(command=run, refuse=command.error)
+    command.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Harmonize images or a table, whichever the source is."""
     preset_roles(arguments)
-    if not arguments.site:
-        arguments.refuse("name the column of the site with --site")
     if arguments.steps < 1 or arguments.jobs < 1 or arguments.seed < 0:
         raise InputError("--steps and --jobs must be at least 1, --seed at least 0.")
     frame, images = read_people(arguments)
@@ -74,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _call(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what makes a run the same as an earlier one."""
-    beside = ("command", "refuse", "table", "out", "jobs", "dry_run")
+    beside = ("command", "name", "go_on", "config", "no_guess", "table", "out", "jobs", "dry_run")
     call = {name: value for name, value in vars(arguments).items() if name not in beside}
     call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     return {"source": str(arguments.table.resolve()), **call}
@@ -97,7 +95,8 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
     features = list(pool.feature_names)
     given = {"site": frame[arguments.site], "covariates": _columns(frame, arguments.covariates)}
     model = SiteHarmonizer(random_state=arguments.seed)
-    clean = model.fit_transform(frame[features], pool.y, **given)
+    subject = frame[arguments.subject] if arguments.subject else None
+    clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
     out: Path = arguments.out
     claim_out(out, "harmonize", facts, OWN)
     model.save(out / "model")
@@ -122,7 +121,7 @@ def _harmonize_images(
     pool = PooledDataset.from_frame(
         frame, site=arguments.site, images=images, **{**roles(arguments), "features": None}
     )
-    people = derivative.people_of(frame, images, arguments.id)
+    people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     if arguments.statmap:
         _require_two_values(frame, arguments.statmap)
     if arguments.dry_run:

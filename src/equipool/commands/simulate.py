@@ -52,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)"
     )
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     command.add_argument("--jobs", type=int, metavar="N", help="people at a time (default: all cores)")
     command.add_argument("--force", action="store_true", help="overwrite an earlier simulation in OUT")
     command.set_defaults(command=run)
