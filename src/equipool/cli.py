@@ -18,6 +18,7 @@ from equipool.commands import (
     apply,
     benchmark,
     check,
+    completion,
     datasets,
     demo,
     harmonize,
@@ -33,7 +34,7 @@ __all__ = ["main"]
 WIDTH = 80
 WRONG_CALL, OUR_FAULT, INTERRUPTED, READER_LEFT = 2, 3, 130, 128 + 13
 
-COMMANDS = (demo, check, harmonize, apply, benchmark, simulate, preprocess, select, datasets)  # as used
+COMMANDS = (demo, check, harmonize, apply, benchmark, simulate, preprocess, select, datasets, completion)
 
 START = """\
 start here:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 from equipool.commands.people import ROLES, add_roles, roles, say_roles, take_roles
 from equipool.exceptions import InputError
+from equipool.progress import duration
 
 __all__ = ["add", "run"]
 
@@ -53,14 +56,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
     )
-    command.set_defaults(command=run)
+    command.add_argument(
+        "--dry-run", action="store_true", help="say what would be done and how long it takes"
+    )
+    command.set_defaults(
+        command=run, go_on="Runs that are done are kept; run the same command again to go on."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the benchmark, or the comparison of harmonizers, and draw it."""
     from equipool.data.brainsets import is_brains
     from equipool.data.datasets import require_dataset
-    from equipool.evaluate.benchmark import run_benchmark
+    from equipool.evaluate.benchmark import expected_runs, run_benchmark
     from equipool.evaluate.methods import ABLATION, METHODS, quick_settings, read_settings
     from equipool.report.benchmark import benchmark_figures
 
@@ -76,15 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
     usual = 5 if any(map(is_brains, arguments.datasets)) else 3
     if arguments.quick:
         settings, usual = quick_settings(arguments.datasets, methods, settings), 1
-    runs = run_benchmark(
-        arguments.datasets,
-        arguments.out,
-        methods=methods,
-        seeds=arguments.seeds or usual,
-        jobs=arguments.jobs,
-        fresh=arguments.fresh,
-        settings=settings,
-    )
+    what: dict[str, Any] = {
+        "methods": methods,
+        "seeds": arguments.seeds or usual,
+        "fresh": arguments.fresh,
+        "settings": settings,
+    }
+    if arguments.dry_run:
+        return _say_dry(arguments, "runs", *expected_runs(arguments.datasets, arguments.out, **what))
+    runs = run_benchmark(arguments.datasets, arguments.out, jobs=arguments.jobs, **what)
     figures = benchmark_figures(runs, arguments.out)
     for name in filter(is_brains, arguments.datasets):
         figures += _benchmark_volumes(name, arguments, arguments.seeds or usual, settings)
@@ -120,12 +128,36 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         pools[name if name not in pools else table] = pool
     groups = {"all": HARMONIZERS}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    if arguments.dry_run:
+        tasks = 5 * arguments.repeats * len(pools)
+        seconds = [_fold_seconds(pool, methods) for pool in pools.values()]
+        return _say_dry(arguments, "folds", tasks, tasks, 5 * arguments.repeats * sum(seconds))
     folds = run_harmonizers(
         pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
     )
     figure = save_figure(frontier_figure(folds), arguments.out / "frontier.png")
     print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))
     print(f"Folds: {arguments.out / 'folds.csv'}\nFigure: {figure}")
+    return 0
+
+
+def _fold_seconds(pool: Any, methods: tuple[str, ...]) -> float:
+    """Return how long one fold takes: by doing one."""
+    from equipool.evaluate.harmonizers import score_fold
+
+    start = time.perf_counter()
+    score_fold(pool, "", 0, 0, methods)
+    return time.perf_counter() - start
+
+
+def _say_dry(arguments: argparse.Namespace, what: str, wanted: int, todo: int, seconds: float) -> int:
+    """Say how much is to be done and how long it takes, give or take a factor of two."""
+    jobs = arguments.jobs or os.cpu_count() or 1
+    seconds = seconds / min(jobs, max(1, todo))
+    print(
+        f"{wanted} {what}, {wanted - todo} of them done; the rest takes about {duration(seconds)} "
+        f"(half to double) with {jobs} at a time.\nTo {arguments.out}."
+    )
     return 0
 
 

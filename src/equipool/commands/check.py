@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="also write the options to a TOML file, for --config",
     )
-    command.set_defaults(command=run)
+    command.set_defaults(command=run, go_on="Nothing was written; run it again.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         images=images,
         mask=arguments.mask,
         missing=arguments.missing,
+        progress=True,
         **roles(arguments),
     )
     if arguments.write_config:

@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
     command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     command.add_argument("--force", action="store_true", help="overwrite an earlier demo in DIR")
-    command.set_defaults(command=run)
+    command.set_defaults(command=run, go_on="Run it again with --force.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--dry-run", action="store_true", help="list what would be done and how long it takes"
     )
-    command.set_defaults(command=run)
+    command.set_defaults(command=run, go_on="What is done is kept; run the same command again to go on.")
 
 
 def run(arguments: argparse.Namespace) -> int:

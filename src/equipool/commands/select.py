@@ -27,7 +27,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     command.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
-    command.set_defaults(command=run)
+    command.set_defaults(
+        command=run, go_on="Trials that are done are kept; run the same command again to go on."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

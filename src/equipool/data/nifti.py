@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.files import write_whole
+from equipool.progress import Progress
 from equipool.validation.findings import listed, plural
 
 __all__ = [
@@ -370,14 +370,13 @@ def _in_order(
     function: Callable[[int], FloatArray | str], items: Sequence[int], jobs: int, progress: bool
 ) -> Iterator[FloatArray | str]:
     """Apply a function in threads, a few items at a time, so that memory does not grow with their number."""
-    size = 1 if jobs == 1 else 2 * jobs
+    size, say = 1 if jobs == 1 else 2 * jobs, Progress("Images", len(items))
     with ThreadPoolExecutor(jobs) as pool:
         for start in range(0, len(items), size):
             part = items[start : start + size]
             yield from map(function, part) if jobs == 1 else pool.map(function, part)
             if progress:
-                end = "\n" if start + size >= len(items) else "\r"
-                print(f"Images: {start + len(part)} of {len(items)}", end=end, file=sys.stderr, flush=True)
+                say(start + len(part))
 
 
 def _warn_of_brightness(paths: Sequence[Path], brightness: Mapping[int, float]) -> None:

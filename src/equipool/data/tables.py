@@ -73,6 +73,7 @@ def check(
     images: str | None = None,
     mask: str | Path | None = None,
     missing: Missing = "error",
+    progress: bool = False,
     **roles: Unpack[Roles],
 ) -> PreflightReport:
     """Tell whether the sites of a table can be pooled, and at what price.
@@ -95,6 +96,8 @@ def check(
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
         ``"error"`` or ``"impute"``: whether missing features stand in the way.
+    progress
+        Whether to say on a terminal how far the reading of images is.
 
     Examples
     --------
@@ -110,19 +113,19 @@ def check(
         table = read_table(table, labels=label_columns(site, roles))
     seen: list[Finding] = []
     if images is not None:
-        table, seen = _with_intensity(table, images, mask)
+        table, seen = _with_intensity(table, images, mask, progress)
         roles["features"] = [INTENSITY]
     report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
     return replace(report, findings=by_level([*report.findings, *seen]))
 
 
 def _with_intensity(
-    table: pd.DataFrame, images: str, mask: str | Path | None
+    table: pd.DataFrame, images: str, mask: str | Path | None, progress: bool
 ) -> tuple[pd.DataFrame, list[Finding]]:
     """Check the images of a table; return it with their median intensity, and what is to be said of them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(image_paths(table, images), mask=mask)
+        grid = check_volumes(image_paths(table, images), mask=mask, progress=progress)
     seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
     seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
     return table.assign(**{INTENSITY: grid.brightness}), seen

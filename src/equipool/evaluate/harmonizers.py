@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from equipool.data import PooledDataset, simulate_table
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.progress import duration
 from equipool.validation import Roles
 
 __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
@@ -87,7 +88,7 @@ def run_harmonizers(
     for done, found in enumerate(runs, start=1):
         scores += found
         left = (time.perf_counter() - start) / done * (len(tasks) - done)
-        print(f"[{done}/{len(tasks)}] folds; about {left / 60:.0f} min left", file=sys.stderr, flush=True)
+        print(f"[{done}/{len(tasks)}] folds; about {duration(left)} left", file=sys.stderr, flush=True)
     frame = pd.DataFrame([asdict(score) for score in scores])
     _write(frame, out)
     return frame
