@@ -128,6 +128,11 @@ class Parser(argparse.ArgumentParser):
         elif lacking:
             first = " (it goes before the options)" if lacking[1][0] != "-" else ""
             message = f"{lacking[1]} is missing{first}."
+        elif number := re.fullmatch(r"argument (.+): invalid (int|float) value: (.*)", message):
+            kind = "a whole number" if number[2] == "int" else "a number"
+            message = f"{number[1]} must be {kind}. Got {number[3]}."
+        elif bare := re.fullmatch(r"argument (.+): expected (?:one|at least one) argument", message):
+            message = f"{bare[1]} needs a value."
         else:
             message += "."
         self.exit(WRONG_CALL, f"equipool: {message} See: {self.prog} --help\n")
@@ -188,7 +193,9 @@ def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Names
 def _sentence(error: Exception) -> str:
     """Return an error's words; of the system's own, which file and what it says of it."""
     if isinstance(error, OSError) and not isinstance(error, EquipoolError) and error.filename:
-        return f"{error.filename}: {error.strerror}. Check the path and your rights to it."
+        return (
+            f"{error.filename} cannot be used ({error.strerror}); choose another path, or change its rights."
+        )
     return str(error)
 
 

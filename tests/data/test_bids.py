@@ -85,7 +85,7 @@ def test_several_images_of_one_visit_are_named_with_what_tells_them_apart(tmp_pa
 @pytest.mark.parametrize(
     ("filters", "words"),
     [
-        ({"suffix": "bold"}, r"suffix 'bold'; there are 'T1w'"),
+        ({"suffix": "bold"}, r"suffix 'bold'; choose one with --suffix: 'T1w'"),
         ({"space": "MNI"}, "space='MNI'; there are 'T1w'"),
         ({"acq": "x"}, "no name has a part acq-"),
     ],

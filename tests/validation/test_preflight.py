@@ -334,7 +334,7 @@ def test_two_text_levels_become_a_number_and_are_named():
     ("arguments", "words"),
     [
         (["--site", "Site"], "did you mean 'site'?"),
-        (["--site", "centre"], "the columns are 'id', 'site'"),
+        (["--site", "centre"], "name one of 'id', 'site'"),
         (["--site", "site", "--covariate", "aeg"], "did you mean 'age'?"),
         (["--site", "site", "--covariate", "site"], "two roles"),
         (["--site", "site", "--features", "site"], "cannot be a feature"),

@@ -44,6 +44,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the site (default: guessed); with none, images give codes and predictions alone",
     )
     command.add_argument("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
+    command.add_argument(
+        "--unseen-site",
+        choices=("error", "pooled", "adapt"),
+        default="error",
+        help="tables, a site that the model has not seen: refuse, leave its rows as they are, or estimate it "
+        "from them (default: error)",
+    )
     add_images(command)
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
     add_json(command)
@@ -79,13 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     if of_images != (images is not None):
         raise InputError(
             f"The model in {arguments.model} is of {'images' if of_images else 'tables'}, and "
-            f"{arguments.table} is read as {'images' if images else 'a table'}."
+            f"{arguments.table} is read as {'images' if images else 'a table'}; give what the model knows."
         )
     require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
         return _apply_to_images(arguments, model, frame.reset_index(drop=True), images, facts)
     if not isinstance(model, SiteHarmonizer):
-        raise InputError(f"`apply` takes a SiteHarmonizer to tables; this is a {type(model).__name__}.")
+        raise InputError(
+            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not take to tables; "
+            "use its Python interface."
+        )
     return _apply_to_table(arguments, model, frame, facts)
 
 
@@ -98,10 +108,14 @@ def _apply_to_table(
 
     features = list(getattr(model, "feature_names_in_", ()))
     if not features:
-        raise InputError("This model was fitted on an array without names, so a table's columns are unknown.")
+        raise InputError(
+            f"{arguments.model} was fitted on an array without names, so a table's columns are unknown; "
+            "fit it on a data frame, or with `equipool harmonize`."
+        )
     require_columns(frame, features)
     site = frame[arguments.site] if arguments.site else None
     covariates = _known_covariates(frame, list(model.encoding_.columns))
+    model.set_params(unseen_site=arguments.unseen_site)
     clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
         return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")

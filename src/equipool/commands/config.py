@@ -55,7 +55,7 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
     for key in found:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it may have {', '.join(sorted(known))}."
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}."
             raise InputError(f"{path} has the unknown key {key!r}; {hint}")
     own = options.get(command, {})
     return {own[key].dest: _value(own[key], value, key, path) for key, value in found.items() if key in own}

@@ -42,6 +42,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_roles(command)
     add_images(command)
     command.add_argument(
+        "--missing",
+        choices=("error", "impute"),
+        default="error",
+        help="tables: refuse missing features, or fill them in (default: error)",
+    )
+    command.add_argument(
         "--statmap",
         metavar="COLUMN",
         help="images: also t-maps of this column, covariates adjusted, before and after",
@@ -70,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Harmonize images or a table, whichever the source is."""
     preset_roles(arguments)
     if arguments.steps < 1 or arguments.jobs < 1 or arguments.seed < 0:
-        raise InputError("--steps and --jobs must be at least 1, --seed at least 0.")
+        raise InputError(
+            f"--steps and --jobs must be at least 1, --seed at least 0. Got "
+            f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
+        )
     frame, images = read_people(arguments)
     facts = _call(arguments)
     if not arguments.dry_run:
@@ -99,13 +108,15 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
     from equipool.validation.findings import listed
 
     if arguments.statmap:
-        raise InputError("--statmap is for images; this is a table of features.")
-    pool = PooledDataset.from_frame(frame, site=arguments.site, **roles(arguments))
+        raise InputError(
+            f"--statmap is for images, and {arguments.table} is a table of features; leave it out."
+        )
+    pool = PooledDataset.from_frame(frame, site=arguments.site, missing=arguments.missing, **roles(arguments))
     if arguments.dry_run:
         return _say_pool(arguments, pool, f"{len(pool.feature_names)} features", _table_seconds(pool))
     features = list(pool.feature_names)
     given = {"site": frame[arguments.site], "covariates": _columns(frame, arguments.covariates)}
-    model = SiteHarmonizer(random_state=arguments.seed)
+    model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
     subject = frame[arguments.subject] if arguments.subject else None
     clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
     out: Path = arguments.out
@@ -117,7 +128,7 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
     announce(
         arguments.json,
         {"harmonized": written, "features": listed(features, shown=3), "model": out / "model"},
-        **_counts(pool),
+        **{**_counts(pool), "features": features},
     )
     return 0
 
@@ -138,7 +149,7 @@ def _harmonize_images(
     )
     people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     if arguments.statmap:
-        _require_two_values(frame, arguments.statmap)
+        _require_a_map(frame, arguments.statmap, arguments.covariates)
     if arguments.dry_run:
         return _dry_run_images(arguments, pool)
     volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
@@ -217,13 +228,17 @@ def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
     return _say_pool(arguments, pool, what, SECONDS_PER_STEP * arguments.steps + TIMES_READING * reading)
 
 
-def _require_two_values(frame: pd.DataFrame, column: str) -> None:
+def _require_a_map(frame: pd.DataFrame, column: str, covariates: list[str]) -> None:
     """Refuse a column that no t-map can be of, before hours of training."""
     from equipool.evaluate.statmaps import stat_map
     from equipool.validation import require_columns
 
     require_columns(frame, [column])
-    stat_map(frame.index.to_numpy()[:, None], frame[column])
+    others = [name for name in covariates if name != column]
+    try:
+        stat_map(frame.index.to_numpy()[:, None], frame[column], covariates=_columns(frame, others))
+    except InputError as error:
+        raise InputError(f"--statmap {column}: {error}") from error
 
 
 def _say_pool(arguments: argparse.Namespace, pool: PooledDataset, what: str, seconds: float | None) -> int:

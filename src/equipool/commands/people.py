@@ -26,6 +26,7 @@ __all__ = [
     "take_roles",
 ]
 
+ENTITIES = ("space", "res", "desc", "session", "run", "acq")
 ROLES = ("site", "covariates", "target", "id")
 FLAGS = {
     "site": "--site",
@@ -103,7 +104,7 @@ def add_images(command: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--suffix", default="T1w", help="BIDS: the last part of the file names (default: T1w)"
     )
-    for name in ("space", "res", "desc", "session"):
+    for name in ENTITIES:
         images.add_argument(f"--{name}", help=f"BIDS: only images with this {name}")
     images.add_argument(
         "--participants",
@@ -145,7 +146,7 @@ def read_people(
     if arguments.preset or source.is_dir():
         if arguments.images:
             raise InputError(
-                f"--images names a column of a table, and {source} is read as a folder of images."
+                f"--images names a column of a table, and {source} is a folder of images; leave it out."
             )
         frame = _read_folder(arguments)
         guessed = take_roles(arguments, frame.columns, guess, site_needed)
@@ -188,7 +189,13 @@ def take_roles(
     open_roles = [role for role in guess if not given[role] and not arguments.no_guess]
     if arguments.subject:
         open_roles = [role for role in open_roles if role != "id"]
-    guessed = dict(guess_roles(columns, roles=open_roles, taken=[name for name in taken if name]))
+    # A site that the call names as something else too is answered by what checks the roles.
+    guessed: dict[str, Any] = dict(
+        guess_roles(columns, roles=[role for role in open_roles if role == "site"])
+    )
+    taken += guessed.values()
+    others = [role for role in open_roles if role != "site"]
+    guessed |= guess_roles(columns, roles=others, taken=[name for name in taken if name])
     for role, value in guessed.items():
         setattr(arguments, role, value)
     if not arguments.site and site_needed:
@@ -214,10 +221,20 @@ def say_roles(guessed: dict[str, Any]) -> None:
 
 
 def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
-    """Take a guessed id that comes several times as the name of a person who does."""
+    """Take a guessed id that comes several times as the name of a person who does; refuse gaps in those."""
+    from equipool.validation import require_columns
+    from equipool.validation.findings import rows_text
+
     if "id" in guessed and not frame[guessed["id"]].is_unique:
         arguments.subject, arguments.id = arguments.id, None
         guessed["subject"] = guessed.pop("id")
+    if arguments.subject:
+        require_columns(frame, [arguments.subject])
+        empty = [k for k, gap in enumerate(frame[arguments.subject].isna()) if gap]
+        if empty:
+            raise InputError(
+                f"Column {arguments.subject!r} names no person in {rows_text(empty)}; fill it in or drop these rows."
+            )
 
 
 def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
@@ -233,7 +250,7 @@ def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
         suffix=arguments.suffix,
         participants=arguments.participants,
         missing_images=arguments.missing_images,
-        **{name: getattr(arguments, name) for name in ("space", "res", "desc", "session")},
+        **{name: getattr(arguments, name) for name in ENTITIES},
     )
 
 

@@ -131,7 +131,9 @@ def survey(
     headers, problems = _read_headers(paths)
     shape, affine = _majority(headers, problems, paths)
     if mask is not None and mask.shape != shape:
-        raise InputError(f"The mask has {_size(mask.shape)} voxels, the images have {_size(shape)}.")
+        raise InputError(
+            f"The mask has {_size(mask.shape)} voxels, the images have {_size(shape)}; resample it."
+        )
     good = [k for k in range(len(paths)) if k not in problems]
     present = np.zeros(shape, dtype=np.int32)
     brightness: dict[int, float] = {}
@@ -171,17 +173,18 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
         path = Path(mask)
         header = _read_header(path)
         if isinstance(header, str):
-            raise InputError(f"The mask {path} {header}.")
+            raise InputError(f"The mask {path} {header}; give a NIfTI file on the grid of the images.")
         values = _read_checked(path, header.shape, None, flat=True)
         if isinstance(values, str):
-            raise InputError(f"The mask {path} {values}.")
+            raise InputError(f"The mask {path} {values}; give one with ones in the brain.")
         inside, affine = values > 0, header.affine
     else:
         inside, affine = np.asarray(mask) > 0, None
     if inside.ndim != 3:
         raise InputError(f"A mask has three axes. Got shape {inside.shape}.")
     if not inside.any():
-        raise InputError("The mask is empty; it must hold at least one voxel that is not 0.")
+        name = f" {mask}" if isinstance(mask, str | Path) else ""
+        raise InputError(f"The mask{name} is empty; it must hold at least one voxel that is not 0.")
     return inside, affine
 
 

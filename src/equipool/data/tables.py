@@ -159,7 +159,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         ) from error
     except Exception as error:  # whatever the reader meets in a damaged file
         raise InputError(
-            f"{path.name} cannot be read as Parquet ({_first_line(error)}); is the file complete?"
+            f"{path.name} cannot be read as Parquet ({_first_line(error)}); copy it anew, or save it as .csv."
         ) from error
 
 

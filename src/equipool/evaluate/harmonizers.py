@@ -125,7 +125,7 @@ def read_pool(
     people = np.bincount(pool.site, minlength=len(pool.sites))
     kept = pool[people[pool.site] >= least]
     if len(np.unique(kept.site)) < 2:
-        raise InputError(f"{table} has fewer than two sites with {least} people; nothing can be compared.")
+        raise InputError(f"{table} has fewer than two sites with {least} people; give a larger table.")
     return Path(table).stem, kept
 
 

@@ -68,9 +68,9 @@ def select(
     the settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
     """
     if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance is a share of the best accuracy, from 0 to 1. Got {tolerance}.")
+        raise InputError(f"tolerance must be a share of the best accuracy, from 0 to 1. Got {tolerance}.")
     if trials < 1:
-        raise InputError(f"A search needs at least one trial. Got {trials}.")
+        raise InputError(f"trials must be at least 1. Got {trials}.")
     spaces = {method: search_space(method) for method in methods}
     out.mkdir(parents=True, exist_ok=True)
     chosen: dict[str, dict[str, Any]] = {}

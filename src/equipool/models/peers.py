@@ -89,7 +89,7 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _variant(method: str, covariates: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the settings of a peer; a spline only goes through a covariate with enough values, age not sex."""
+    """Return the settings of a peer; splines only where a covariate has enough values."""
     if method not in LINEAR or covariates is None:
         return {"method": PEERS[method]}
     smooth = [name for name in covariates if covariates[name].nunique() >= SPLINE_VALUES]

@@ -84,7 +84,11 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         facts = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         content = (folder / "model.safetensors").read_bytes()
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} holds no equipool model that can be read ({error}).") from error
+        reason = getattr(error, "strerror", None) or "its JSON is damaged"
+        raise InputError(
+            f"{folder} holds no equipool model that can be read ({reason}); give the folder that "
+            "`harmonize` or save() wrote."
+        ) from error
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         seen = facts.get("schema") if isinstance(facts, dict) else None
         raise InputError(
@@ -92,7 +96,10 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
             f"the release that wrote it ({facts.get('equipool') if isinstance(facts, dict) else 'unknown'})."
         )
     if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
-        raise InputError(f"{folder} is damaged: model.safetensors is not the file that model.json names.")
+        raise InputError(
+            f"{folder} is damaged: model.safetensors is not the file that model.json names; copy the folder "
+            "anew, or fit again."
+        )
     own = _with_own_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
     try:
         rebuild = _rebuild_harmonizer if facts["estimator"] == "SiteHarmonizer" else _rebuild
@@ -103,7 +110,9 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
                 f"{folder} does not fit the {' and '.join(own)} given ({type(error).__name__}); give fresh "
                 "modules of the same architecture as at fit."
             ) from error
-        raise InputError(f"{folder} is damaged: {type(error).__name__} while it was rebuilt.") from error
+        raise InputError(
+            f"{folder} is damaged: {type(error).__name__} while it was rebuilt; copy it anew, or fit again."
+        ) from error
 
 
 def _with_own_modules(folder: Path, facts: dict[str, Any], given: dict[str, nn.Module | None]) -> list[str]:
