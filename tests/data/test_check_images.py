@@ -74,7 +74,7 @@ def test_a_table_with_a_column_of_images(folder, capsys, tmp_path, monkeypatch):
     assert main([*command, "images"]) == 2
     assert "did you mean 'image'?" in capsys.readouterr().err
     assert main(["check", str(folder), *ROLES, "--images", "image"]) == 2
-    assert "read as a folder of images" in capsys.readouterr().err
+    assert "is a folder of images" in capsys.readouterr().err
 
 
 def test_other_intensities_become_a_warning_of_the_report(folder):

@@ -233,7 +233,7 @@ def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: di
         empty = [k for k, gap in enumerate(frame[arguments.subject].isna()) if gap]
         if empty:
             raise InputError(
-                f"Column {arguments.subject!r} names no person in {rows_text(empty)}; fill it in or drop these rows."
+                f"Column {arguments.subject!r} names no person in {rows_text(empty)}; fill it in."
             )
 
 

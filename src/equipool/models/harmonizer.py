@@ -475,8 +475,8 @@ def _given_sites(site: Any, rows: int) -> NDArray[Any]:
     missing = [k for k, label in enumerate(labels) if label is None]
     if missing:
         raise InputError(
-            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out (--site none) to have it "
-            "inferred."
+            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out (--site none) to "
+            "have it inferred."
         )
     return labels
 
