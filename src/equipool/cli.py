@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equipool import __version__
-from equipool.commands import apply, harmonize, preprocess, simulate
+from equipool.commands import apply, harmonize, preprocess, report, simulate
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add(commands)
     harmonize.add(commands)
     apply.add(commands)
+    report.add(commands)
     return parser
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from equipool.commands.outputs import check_out, claim_out
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.commands.progress import reported
+from equipool.commands.report import report_on_images, report_on_table
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
@@ -52,6 +53,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
     )
+    command.add_argument("--no-report", action="store_true", help="leave out the report, which takes a while")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
     command.set_defaults(command=run, refuse=command.error)
 
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _call(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what makes a run the same as an earlier one."""
-    beside = ("command", "refuse", "table", "out", "jobs", "dry_run")
+    beside = ("command", "refuse", "table", "out", "jobs", "dry_run", "no_report")
     call = {name: value for name, value in vars(arguments).items() if name not in beside}
     call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     return {"source": str(arguments.table.resolve()), **call}
@@ -105,6 +107,8 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
     summary = {**facts, **_counts(pool), "features": features}
     write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     print(f"Harmonized: {written}\nModel:      {out / 'model'}")
+    if not arguments.no_report:
+        report_on_table(arguments, frame, pool, clean.to_numpy())
     return 0
 
 
@@ -148,25 +152,29 @@ def _harmonize_images(
     used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
     derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
     summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
+    pictures = None
     if arguments.statmap:
-        summary["significant"] = _statmaps(arguments, frame, volumes, people)
+        summary["significant"], pictures = _statmaps(arguments, frame, volumes, people)
     write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     print(
         f"Harmonized: {out / 'sub-…' / 'anat'}\nCodes:      {out / 'codes.tsv'}\nModel:      {out / 'model'}"
     )
     if arguments.statmap:
         print(f"t-maps:     {out / 'statmaps'}")
+    if not arguments.no_report:
+        report_on_images(arguments, frame, pool, volumes, pooler, people, pictures)
     return 0
 
 
 def _statmaps(
     arguments: argparse.Namespace, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
-) -> dict[str, int]:
-    """Write t-maps before and after with their picture; return how many voxels are significant."""
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Write t-maps before and after with their picture; return how many voxels are significant, and views."""
     import tempfile
 
     from equipool.data import Volumes
     from equipool.evaluate.statmaps import stat_map
+    from equipool.report.brains import statmap_pictures
     from equipool.report.figures import save_figure
     from equipool.report.statmaps import statmap_figure, write_statmap
 
@@ -187,7 +195,8 @@ def _statmaps(
         stem = f"{column}_{name.replace(' ', '-')}"
         write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
     save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{column}.png")
-    return {name: int(found.significant().sum()) for name, found in maps.items()}
+    pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
+    return {name: int(found.significant().sum()) for name, found in maps.items()}, pictures
 
 
 def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
