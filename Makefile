@@ -8,13 +8,14 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test venv lint types layers tests clean
+.PHONY: demo test venv browser lint types layers tests clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into .venv and run the main job on data the package makes itself"
 	@echo "make test   install and run lint, types, import layers, doctests and tests"
 	@echo "make venv   install only"
+	@echo "make browser  try to install Chromium, in which the report is tested"
 	@echo "make clean  remove .venv, caches and the demo's output"
 
 venv: $(STAMP)
@@ -40,7 +41,13 @@ types: venv
 layers: venv
 	$(BIN)/lint-imports
 
-tests: venv
+# The report's tests want a browser; where there is none and none can be had, they skip and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -q chromium >/dev/null 2>&1; } \
+	  || echo "No Chromium here: the browser tests of the report will be skipped."
+
+tests: venv browser
 	$(BIN)/python -m pytest
 
 clean:

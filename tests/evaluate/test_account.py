@@ -40,6 +40,7 @@ def quick(monkeypatch):
     """Leave out what takes long: τ and t-SNE."""
     monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
     monkeypatch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
+    monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
 
 
 def reading(found, stage, who="training people"):

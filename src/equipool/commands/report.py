@@ -222,20 +222,8 @@ def _made(
         hashes[f"{len(images)} images (of their list of hashes and names)"] = hashlib.sha256(
             lines.encode()
         ).hexdigest()
-    kept = (
-        "site",
-        "covariates",
-        "target",
-        "id",
-        "features",
-        "ignore",
-        "task",
-        "encoder",
-        "steps",
-        "statmap",
-        "seed",
-    )
-    settings = {name: value for name, value in vars(arguments).items() if name in kept}
+    kept = [*roles(arguments), "site", "seed", *(("encoder", "steps", "statmap") if images else ())]
+    settings = {name: getattr(arguments, name) for name in kept}
     versions = {name: version(name) for name in PACKAGES}
     return {
         "source": arguments.table.name,

@@ -456,13 +456,12 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     level, before, after, floor, spread = min(
         (one for one in judged if one is not None), key=lambda one: (order.index(one[0]), -one[2])
     )
-    beyond = f"what {covariates} alone give away" if covariates and floor else "chance"
-    numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} from {beyond})"
-    numbers = numbers.replace("from chance", "by chance")
+    others = f"from {covariates} alone" if covariates else "by chance"
+    numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
     if before <= floor + spread:
-        text = f"There was little to take out: the site could hardly be read beyond {beyond} {numbers}."
+        text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
-        text = f"The site can no longer be read beyond {beyond} {numbers}."
+        text = f"The site can no longer be read better than {others} {numbers}."
     elif level == "fair":
         share = (before - after) / (before - floor)
         text = f"The site is harder to read but not gone: {share:.0%} of it was taken out {numbers}."
@@ -501,6 +500,7 @@ def _signal_verdicts(found: HeldOut) -> list[dict[str, str]]:
             continue
         noise = _noise(row["change_sd"], found.folds)
         numbers = f"({row['measure']} within sites {row['before']:.2f} before, {row['after']:.2f} after)"
+        numbers = numbers.replace("-", "−")
         if row["change"] < -noise:
             said.append(
                 {"level": "bad", "text": f"Bad news: some of the signal of {row['what']} was lost {numbers}."}

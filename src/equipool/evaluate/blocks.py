@@ -41,7 +41,7 @@ class Blocks:
         voxels = np.argwhere(self.volumes.mask)
         mm = voxels @ self.volumes.affine[:3, :3].T + self.volumes.affine[:3, 3]
         return [
-            "block at {:.0f} {:.0f} {:.0f} mm".format(*place)
+            "block at {:.0f} {:.0f} {:.0f} mm".format(*place).replace("-", "−")
             for place in block_means(mm.T, self.volumes.mask).T
         ]
 

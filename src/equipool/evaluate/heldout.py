@@ -102,8 +102,8 @@ def held_out(
             for stage, x in (("before", before[:, chosen]), ("after", after[:, chosen])):
                 for name, value in _read_people(pool, x, train, test):
                     signals.setdefault((*name, stage), []).append(value)
-            shares["before"].append(site_shares(pool[test], before[test]))
-            shares["after"].append(site_shares(pool[test], after[test]))
+            shares["before"].append(site_shares(pool, before, test))
+            shares["after"].append(site_shares(pool, after, test))
     return HeldOut(
         readings=_reading_table(reads),
         signals=_signal_table(signals),

@@ -34,6 +34,7 @@ STEPS = 16  # points of a curve
 SHOWN = 3  # features with most of the site before, and as many after
 ENOUGH = 8  # people of a site below which no curve is drawn
 OURS = {"site", "x", "y", "stage", "feature", "density", "value", "drawing", "people", "median"}
+CURVATURE = 0.05
 COMPONENTS = 20  # principal components that an embedding starts from
 
 
@@ -110,20 +111,22 @@ def embedding(x: FloatArray, seed: int = 0) -> FloatArray:
 # -- features by site --------------------------------------------------------------------------------------
 
 
-def site_shares(pool: PooledDataset, x: FloatArray) -> FloatArray:
+def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatArray:
     """Return for each feature the share of its variance that is the site's, covariates taken out.
 
-    ω², which is 0 on average where the site does nothing; below 0 it is given as 0.
+    ω², which is 0 on average where the site does nothing; below 0 it is given as 0. With ``rows``, in these
+    people; the covariates' course is still everybody's.
     """
-    left = _adjusted(pool, x) - x.mean(axis=0)
+    rows = np.arange(len(pool)) if rows is None else rows
+    site, left = pool.site[rows], _adjusted(pool, x)[rows]
+    left = left - left.mean(axis=0)
     total = (left**2).sum(axis=0)
-    present = np.unique(pool.site)
-    between = sum((pool.site == k).sum() * left[pool.site == k].mean(axis=0) ** 2 for k in present)
-    df = len(present) - 1
-    error = (total - between) / max(len(pool) - len(present), 1)
+    present = np.unique(site)
+    between = sum((site == k).sum() * left[site == k].mean(axis=0) ** 2 for k in present)
+    error = (total - between) / max(len(rows) - len(present), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = (between - df * error) / (total + error)
-    result: FloatArray = np.where(total > 1e-12 * (x**2).sum(axis=0), np.clip(share, 0.0, 1.0), 0.0)
+        share = (between - (len(present) - 1) * error) / (total + error)
+    result: FloatArray = np.where(total > 1e-12 * (x[rows] ** 2).sum(axis=0), np.clip(share, 0.0, 1.0), 0.0)
     return result
 
 
@@ -194,10 +197,12 @@ def _adjusted(pool: PooledDataset, x: FloatArray) -> FloatArray:
         return x
     c = pool.scaled
     course = np.hstack([c, c**2])
-    present = np.unique(pool.site)
-    dummies = (pool.site[:, None] == present).astype(np.float64)
     course = course - course.mean(axis=0)
-    coefficients = np.linalg.lstsq(np.hstack([dummies, course]), x, rcond=None)[0]
+    present = np.unique(pool.site)
+    design = np.hstack([(pool.site[:, None] == present).astype(np.float64), course])
+    # A ridge on the squares: where sites' covariates do not overlap, the course between them is straight.
+    penalty = np.diag(np.repeat([1e-9, CURVATURE], [len(present) + c.shape[1], c.shape[1]]) * len(c))
+    coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ x)
     result: FloatArray = x - course @ coefficients[len(present) :]
     return result
 

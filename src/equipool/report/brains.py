@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.evaluate.statmaps import StatMap, in_volume
+from equipool.evaluate.statmaps import StatMap, clusters, in_volume
 from equipool.report.statmaps import SHADES, Brain
 from equipool.validation.findings import plural
 
@@ -43,7 +43,7 @@ def statmap_pictures(
         for k in range(window[2].start, window[2].stop, stride[2])
     ][: grey.shape[2]]
     shown = brain.heights(SLICES, np.any(list(called.values()), axis=0))
-    middle = int(np.argmin(np.abs(np.array(heights) - _mm(brain, shown[len(shown) // 2]))))
+    strongest = int(np.argmax(np.abs(volumes[-1][window]).max(axis=(0, 1))))
     least = min([float(np.abs(found.t[called[name]]).min(initial=top)) for name, found in maps.items()])
     first = next(iter(maps.values()))
     return {
@@ -61,11 +61,12 @@ def statmap_pictures(
             for name, found in maps.items()
         ],
         "heights": heights,
-        "start": middle,
+        "start": strongest,
         "top": round(top, 1),
         "least": round(min(least, top), 1),
         "width": grey.shape[0],
         "height": grey.shape[1],
+        "clusters": _clusters(list(maps.values())[-1], brain, affine),
         "viewer": {
             "sheet": _sheet(grey, steps),
             "width": grey.shape[0],
@@ -104,6 +105,12 @@ def _sentence(maps: Mapping[str, StatMap], called: Mapping[str, NDArray[np.bool_
         "were themselves "
         "estimated; where the variable and the site go together, its t-values are too large."
     )
+
+
+def _clusters(found: StatMap, brain: Brain, affine: ArrayLike) -> dict[str, list[float]]:
+    """Return the clusters of significant voxels, the largest first."""
+    table = clusters(found, brain.mask, affine).round(4)
+    return {str(name): table[name].tolist() for name in table}
 
 
 def _grey(brain: Brain) -> NDArray[np.uint8]:

@@ -239,7 +239,8 @@ def _held_out(account: Account) -> Iterator[Figure]:
     if account.held_out is None:
         return
     yield _readings(account.held_out["readings"])
-    yield _signals(account.held_out["signals"])
+    if account.held_out["signals"]["what"]:
+        yield _signals(account.held_out["signals"])
 
 
 def _readings(table: Columns) -> Figure:
@@ -303,7 +304,12 @@ def _signals(table: Columns) -> Figure:
         panel.text(144, y + 4, f"{shortened(row['what'], 10)}, {WHERE[row['where']]}", "end", "small")
         for stage, shift, kind in (("before", -4.0, "t0"), ("after", 4.0, "t1")):
             value = max(row[stage], low)
-            _error_bar(panel, value, row[f"{stage}_sd"], y + shift)
+            if row[stage] < low:
+                panel.text(
+                    panel.px(low) + 8, y + shift + 3, f"below: {number(row[stage], 2)}", "start", "small"
+                )
+            else:
+                _error_bar(panel, value, row[f"{stage}_sd"], y + shift)
             panel.group(kind)
             panel.mark(panel.px(value), y + shift, 0 if stage == "before" else 1, big=True)
             panel.end()

@@ -141,8 +141,8 @@ def _signal_tiles(signals: dict[str, list[Any]]) -> list[dict[str, Any]]:
             tiles.append(
                 {
                     "name": f"{one['what']} read within sites",
-                    "from": f"{one['before']:.2f}",
-                    "value": f"{one['after']:.2f}",
+                    "from": f"{one['before']:.2f}".replace("-", "−"),
+                    "value": f"{one['after']:.2f}".replace("-", "−"),
                     "note": f"{one['measure']}{spread}",
                 }
             )
@@ -209,7 +209,7 @@ def _effects(account: Account) -> dict[str, Any] | None:
     sentence = (
         f"Effects of {about['of']}{contrast} on each feature, covariates adjusted, {about['people']} people. "
         f"Significant at a false discovery rate of 5 %: {counts}, of {len(table['feature'])} features. "
-        f"{about['note']} Bold: significant. The harmonized column does not know that the site's "
+        f"{about['note']} The harmonized column does not know that the site's "
         "effects were "
         "themselves estimated, so its t-values are too large where the variable and the site go "
         "together; the "
@@ -217,7 +217,7 @@ def _effects(account: Account) -> dict[str, Any] | None:
     )
     return {
         "sentence": sentence,
-        "columns": [f"t, {KINDS[kind]}" for kind in kinds],
+        "columns": [KINDS[kind] for kind in kinds],
         "first": rows[:FIRST_EFFECTS],
         "rest": rows[FIRST_EFFECTS:],
     }

@@ -146,7 +146,7 @@ class Panel:
             self.line(at, self.top if grid else bottom, at, bottom + 4, "grid" if grid else "tick")
             self.text(at, bottom + 15, number(tick), "middle", "small")
         self.line(self.left, bottom, WIDTH - self.right, bottom, "tick")
-        self.text((self.left + WIDTH - self.right) / 2, self.height - 5, label, "middle")
+        self.text((self.left + WIDTH - self.right) / 2, self.height - 5, shortened(label, 40), "middle")
 
     def y_axis(self, label: str = "", ticks: Sequence[float] | None = None) -> None:
         """Draw the axis left of the plot."""
@@ -156,7 +156,7 @@ class Panel:
             self.text(self.left - 5, at + 3.5, number(tick), "end", "small")
         if label:
             middle = (self.top + self.height - self.bottom) / 2
-            self.text(11, middle, label, "middle", turn=-90)
+            self.text(11, middle, shortened(label, 34), "middle", turn=-90)
 
     def svg(self, alt: str, *, by: str = "xy") -> str:
         """Return the panel; ``by`` says whether hits are looked for by place or by height alone."""
