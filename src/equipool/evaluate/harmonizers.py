@@ -29,6 +29,7 @@ from equipool.evaluate.methods import code_hash
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
+from equipool.progress import duration
 from equipool.validation import Roles
 
 __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
@@ -100,7 +101,7 @@ def run_harmonizers(
         known[task] = [asdict(score) for score in found]
         write_whole(kept[task], json.dumps(known[task]))
         left = (time.perf_counter() - start) / done * (len(todo) - done)
-        _say(f"[{done}/{len(todo)}] folds; about {left / 60:.0f} min left")
+        _say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
     frame = pd.DataFrame([score for task in tasks for score in known[task] or ()])
     _write(frame, out)
     return frame
@@ -158,7 +159,7 @@ def read_pool(
     people = np.bincount(pool.site, minlength=len(pool.sites))
     kept = pool[people[pool.site] >= least]
     if len(np.unique(kept.site)) < 2:
-        raise InputError(f"{table} has fewer than two sites with {least} people; nothing can be compared.")
+        raise InputError(f"{table} has fewer than two sites with {least} people; give a larger table.")
     return Path(table).stem, kept
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from equipool.nn import distributed
 from equipool.nn.checkpoints import Checkpoint
+from equipool.progress import duration
 
 __all__ = ["History", "site_batches", "train"]
 
@@ -113,7 +114,9 @@ def train(
         if progress and distributed.leads():
             done = state.epoch + 1
             left = (time.perf_counter() - start) / (done - begun) * (epochs - done)
-            say_progress(f"{progress}: epoch {done} of at most {epochs}, {left:.0f} s left", done == epochs)
+            say_progress(
+                f"{progress}: epoch {done} of at most {epochs}, about {duration(left)} left", done == epochs
+            )
         finished = state.close_epoch(losses, validate, patience) or state.epoch >= epochs
     state.go_back()
     modules.eval()
@@ -121,11 +124,9 @@ def train(
 
 
 def say_progress(text: str, last: bool) -> None:
-    """Write one line that replaces itself on a terminal; in a pipe or a log only the last one is written."""
+    """Write one line that replaces itself on a terminal; nothing in a pipe or a log."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _one_epoch(state: _State, step: Step, batches: Callable[[], Iterator[Tensor]]) -> dict[str, float]:
