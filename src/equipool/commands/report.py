@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipool.commands.outputs import add_json, announce
 from equipool.commands.people import add_roles, roles
 from equipool.exceptions import InputError
 from equipool.files import write_whole
@@ -49,8 +50,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="the page to write (default: report.html, in the folder or here)",
     )
     command.add_argument("--seed", type=int, default=0, help="of the folds (default: 0)")
-    add_roles(command, site_required=False)
-    command.set_defaults(command=run, refuse=command.error)
+    add_roles(command)
+    add_json(command)
+    command.set_defaults(command=run, go_on="Nothing was written; run it again.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,14 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         account = _read_account(source)
     else:
         if arguments.after is None:
-            arguments.refuse(
-                "name the harmonized table with --after, or give a folder of `equipool harmonize`"
+            raise InputError(
+                f"{source} is a table; name the harmonized one with --after, or give a folder of "
+                "`equipool harmonize`."
             )
-        if not arguments.site:
-            arguments.refuse("name the column of the site with --site")
         out = _page(arguments.out or Path(PAGE))
         account = _two_tables(arguments)
-    print(f"Report:     {write_report(out, account)}")
+    announce(arguments.json, {"report": write_report(out, account)})
     return 0
 
 
@@ -154,8 +155,8 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
 
 def report_on_table(
     arguments: argparse.Namespace, frame: pd.DataFrame, pool: PooledDataset, clean: NDArray[np.float64]
-) -> None:
-    """Write the account and the report of a harmonized table, and say where."""
+) -> Path:
+    """Write the account and the report of a harmonized table, and return the page."""
     from equipool.data import check
     from equipool.evaluate.account import account_of_table
 
@@ -167,7 +168,7 @@ def report_on_table(
         seed=arguments.seed,
         made=_made(arguments, {arguments.table.name: arguments.table}),
     )
-    _write(arguments.out, account)
+    return _write(arguments.out, account)
 
 
 def report_on_images(
@@ -178,8 +179,8 @@ def report_on_images(
     pooler: Any,
     people: pd.DataFrame,
     statmap: dict[str, Any] | None,
-) -> None:
-    """Write the account and the report of harmonized images, and say where."""
+) -> Path:
+    """Write the account and the report of harmonized images, and return the page."""
     import numpy as np
 
     from equipool.data.tables import INTENSITY, check
@@ -202,14 +203,14 @@ def report_on_images(
         seed=arguments.seed,
         made=_made(arguments, {}, images=volumes.paths),
     )
-    _write(arguments.out, account)
+    return _write(arguments.out, account)
 
 
-def _write(out: Path, account: Account) -> None:
+def _write(out: Path, account: Account) -> Path:
     from equipool.report.html import write_report
 
     write_whole(out / ACCOUNT, account.to_json())
-    print(f"Report:     {write_report(out / PAGE, account)}")
+    return write_report(out / PAGE, account)
 
 
 def _made(
