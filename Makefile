@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both install what they need into .venv.
+# Three commands: `make demo`, `make test` and `make docs`. All install what they need into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test venv lint types layers tests clean
+.PHONY: demo test docs venv lint types layers tests clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into .venv and run the main job on data the package makes itself"
 	@echo "make test   install and run lint, types, import layers, doctests and tests"
+	@echo "make docs   build the documentation with its examples into docs/_build/html"
 	@echo "make venv   install only"
 	@echo "make clean  remove .venv, caches and the demo's output"
 
@@ -30,6 +31,11 @@ demo: venv
 
 test: lint types layers tests
 
+# -W: a warning fails the build. Nothing is downloaded.
+docs: venv
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "Documentation: docs/_build/html/index.html"
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,4 +50,4 @@ tests: venv
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf $(VENV) equipool-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) equipool-demo docs/_build docs/auto_examples .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
