@@ -80,6 +80,7 @@ for (name, (read, right)), colour in zip(
 ):
     panel.plot(read, right, "o", color=colour, markersize=9)
     panel.annotate(name, (read, right), xytext=(7, 5), textcoords="offset points")
+panel.margins(y=0.12)
 panel.axvline(0.5, color="black", linestyle=":", linewidth=1)
 panel.axhline(larger, color="black", linestyle=":", linewidth=1)
 panel.set(xlabel="sex read by the best of three (AUC)", ylabel="income predicted right", xlim=(0.45, 1))

@@ -86,14 +86,13 @@ axes[0].set_ylabel("volume")
 
 effects = harmonizer.site_effects_
 figure, panel = plt.subplots(figsize=(8, 4.2), layout="constrained")
-features = [str(name) for name in effects["feature"].unique()]
 for k, (site, colour) in enumerate(colours.items()):
     own = effects[effects["site"] == site]
     place = np.arange(len(own)) + 0.2 * (k - 1)
     panel.hlines(place, own["low"], own["high"], color=colour, linewidth=2, label=site)
     panel.plot(own["shift"], place, "o", color=colour, markersize=4)
 panel.axvline(0, color="#5C5C5C", linewidth=0.8)
-panel.set_yticks(range(len(features)), features if harmonizer.n_features_in_ == len(features) else None)
+panel.set_yticks(range(len(pool.feature_names)), pool.feature_names)
 panel.set(xlabel="what the scanner adds, with an interval of 95 %")
 panel.legend(frameon=False)
 plt.show()
