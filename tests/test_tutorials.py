@@ -1,4 +1,4 @@
-"""The tutorials, followed from top to bottom as a reader would: commands, Python, and the output they show."""
+"""The tutorials, followed from top to bottom as a reader would: commands, Python, and what they print."""
 
 import re
 import shlex

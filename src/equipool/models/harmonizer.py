@@ -153,15 +153,21 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._warn_of_small_sites()
         return self
 
-    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+    def check_settings(self) -> None:
+        """Refuse settings that mean nothing."""
         for name, value, allowed in (
             ("unseen_site", self.unseen_site, ("error", "pooled", "adapt")),
             ("missing", self.missing, ("error", "impute")),
         ):
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
-        if self.mixing is not None and not self.mixing > 0:
+        if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
             raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
+        if self.bending not in (None, True, False):
+            raise InputError(f"bending must be True, False or None. Got {self.bending!r}.")
+
+    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+        self.check_settings()
         one_site = not site_given and len(set(inputs.site)) == 1
         check_inputs(inputs, missing=self.missing, one_site=one_site)
         names = sorted(set(inputs.site.astype(str)))
