@@ -45,6 +45,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": ExplicitOrder(EXAMPLES),
     "download_all_examples": False,
     "notebook_extensions": (),
+    "capture_repr": (),
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 1e9,

@@ -95,7 +95,7 @@ def shrinkage() -> None:
         axes[1].plot(people, people / (people + k), color=colour, label=f"mixing = {k:g} people")
     axes[1].plot(people, people / (people + 10), color=GREY, linestyle="--", label="spread: 10 people")
     axes[1].set(xlabel="people at the site", ylabel="weight of the site's own", ylim=(0, 1.45))
-    axes[1].legend(frameon=False, fontsize=9, ncols=2, loc="upper left")
+    axes[1].legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     axes[0].set_title("shift", fontsize=11)
     axes[1].set_title("spread and covariance", fontsize=11)
     save(figure, "shrinkage")
