@@ -57,7 +57,7 @@ def test_the_figure_is_drawn_in_the_format_asked_for(table, tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "t.csv"]])
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "--covariate", "age", "t.csv"]])
 def test_a_wrong_call_exits_with_2(arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -86,7 +86,7 @@ def test_checking_a_table_does_not_load_torch(table):
 
 
 def test_a_closed_pipe_is_no_error(table):
-    command = f"{sys.executable} -m equipool.cli check {table} --site site --json | head -n 1"
+    command = f"{sys.executable} -m equipool check {table} --site site --json | head -n 1"
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
@@ -112,7 +112,7 @@ def test_a_defect_is_not_a_verdict(monkeypatch, capsys):
 
 
 def test_a_terminal_without_greek_letters_is_served(table):
-    command = [sys.executable, "-m", "equipool.cli", "check", str(table)]
+    command = [sys.executable, "-m", "equipool", "check", str(table)]
     command += ["--site", "site", "--covariate", "age"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -21,8 +21,12 @@ def write_whole(path: Path, content: bytes | str) -> Path:
             file.flush()
             os.fsync(file.fileno())  # or a power cut after the rename could leave an empty file
         partial.replace(path)
-    except OSError as error:
+    except BaseException as error:  # an interruption too leaves nothing behind
         with suppress(OSError):
             partial.unlink()
-        raise EquipoolError(f"{path} could not be written: {error.strerror}.") from error
+        if not isinstance(error, OSError):
+            raise
+        raise EquipoolError(
+            f"{path} could not be written: {error.strerror}. Make room there, or choose another folder."
+        ) from error
     return path

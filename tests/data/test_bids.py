@@ -75,7 +75,7 @@ def test_sessions_are_visits_of_their_own_and_can_be_chosen(tmp_path):
 def test_several_images_of_one_visit_are_named_with_what_tells_them_apart(tmp_path):
     rests = ["run-1_T1w.nii.gz", "run-2_T1w.nii.gz"]
     touch(tmp_path, *(anat(person, rest) for person in ("01", "02") for rest in rests))
-    with pytest.raises(InputError, match=r"sub-01 has 2 images \(1 more .*run-1_T1w.*run= \('1', '2'\)"):
+    with pytest.raises(InputError, match=r"sub-01 has 2 images \(1 more .*run-1_T1w.*--run: '1', '2'"):
         find_images(tmp_path)
     touch(tmp_path, anat("01", "run-1_T1w.nii"))
     with pytest.raises(InputError, match="move the others away"):
@@ -85,7 +85,7 @@ def test_several_images_of_one_visit_are_named_with_what_tells_them_apart(tmp_pa
 @pytest.mark.parametrize(
     ("filters", "words"),
     [
-        ({"suffix": "bold"}, r"suffix 'bold'; there are 'T1w'"),
+        ({"suffix": "bold"}, r"suffix 'bold'; choose one with --suffix: 'T1w'"),
         ({"space": "MNI"}, "space='MNI'; there are 'T1w'"),
         ({"acq": "x"}, "no name has a part acq-"),
     ],
@@ -97,7 +97,7 @@ def test_nothing_left_says_what_there_is(filters, words, tmp_path):
 
 
 def test_folders_that_are_no_bids(tmp_path):
-    with pytest.raises(InputError, match="is it a BIDS folder"):
+    with pytest.raises(InputError, match="give a BIDS folder"):
         find_images(tmp_path)
     with pytest.raises(InputError, match="is not a folder"):
         find_images(tmp_path / "no")
@@ -164,7 +164,7 @@ def test_another_table_of_people_can_be_given(tmp_path):
     assert (
         read_bids(tmp_path, participants=pd.DataFrame({"participant_id": ["01"], "age": [5]}))["age"][0] == 5
     )
-    with pytest.raises(InputError, match="no column 'participant_id'; it has 'age'"):
+    with pytest.raises(InputError, match="no column 'participant_id'; add it, or rename one of 'age'"):
         read_bids(tmp_path, participants=pd.DataFrame({"age": [5]}))
     with pytest.raises(InputError, match="rename it"):
         read_bids(tmp_path, participants=pd.DataFrame({"participant_id": ["01"], "session": ["b"]}))

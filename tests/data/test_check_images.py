@@ -50,7 +50,7 @@ def test_a_bids_folder(folder, capsys):
     assert report["sites"]["GE"]["rows"] == 6
     assert report["findings"][-1]["text"] == "12 images of 5 × 6 × 4 voxels of 4 × 4 × 4 mm, RAS."
     assert main(["check", str(folder), *ROLES]) == 2
-    assert "choose by res= ('2', '4')" in capsys.readouterr().err
+    assert "choose by res (--res: '2', '4')" in capsys.readouterr().err
 
 
 def test_a_bad_image_is_named_with_exit_code_2(folder, capsys):
@@ -74,7 +74,7 @@ def test_a_table_with_a_column_of_images(folder, capsys, tmp_path, monkeypatch):
     assert main([*command, "images"]) == 2
     assert "did you mean 'image'?" in capsys.readouterr().err
     assert main(["check", str(folder), *ROLES, "--images", "image"]) == 2
-    assert "read as a folder of images" in capsys.readouterr().err
+    assert "is a folder of images" in capsys.readouterr().err
 
 
 def test_other_intensities_become_a_warning_of_the_report(folder):

@@ -87,7 +87,7 @@ def test_long_rows_are_refused_outside_the_tests_too(tmp_path):
     """pandas only warns there, and in the tests warnings are errors anyway: run it as a user would."""
     path = tmp_path / "t.csv"
     path.write_text("site,age\nA,20,5.5\nB,30,6.5\n")
-    command = [sys.executable, "-m", "equipool.cli", "check", str(path), "--site", "site"]
+    command = [sys.executable, "-m", "equipool", "check", str(path), "--site", "site"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "more cells than the header" in run.stderr

@@ -86,7 +86,7 @@ def test_wrong_calls_are_answered(tmp_path, capsys):
         selection.select("german", tmp_path, methods=["combat"])
     with pytest.raises(InputError, match=r"from 0 to 1. Got 5"):
         selection.select("german", tmp_path, tolerance=5)
-    with pytest.raises(InputError, match="at least one trial"):
+    with pytest.raises(InputError, match="at least 1"):
         selection.select("german", tmp_path, trials=0)
     assert main(["select", "iris", "--out", str(tmp_path / "x")]) == 2
     assert "no dataset 'iris'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipool.commands.outputs import check_out, claim_out
+from equipool.commands.outputs import add_json, announce, check_out, whole_or_nothing
 from equipool.commands.people import add_images, preset_roles, read_people
 from equipool.commands.progress import reported
 from equipool.exceptions import InputError
@@ -39,18 +39,42 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     command.add_argument(
-        "--site", metavar="COLUMN", help="the site; without it images give codes and predictions alone"
+        "--site",
+        metavar="COLUMN",
+        help="the site (default: guessed); with none, images give codes and predictions alone",
     )
-    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
+    command.add_argument("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
+    command.add_argument(
+        "--unseen-site",
+        choices=("error", "pooled", "adapt"),
+        default="error",
+        help="tables, a site that the model has not seen: refuse, leave its rows as they are, or estimate it "
+        "from them (default: error)",
+    )
     add_images(command)
-    command.set_defaults(command=run, covariates=[], target=None)
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
+    add_json(command)
+    command.set_defaults(
+        go_on="What was half done is taken away again; the same command starts anew.",
+        command=run,
+        covariates=[],
+        target=None,
+        subject=None,
+        ignore=[],
+        features=None,
+        no_guess=False,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Apply a model of images to images, and one of tables to tables."""
     from equipool.models import SiteHarmonizer, load
+    from equipool.validation import require_columns
 
     preset_roles(arguments)
+    inner = arguments.model / "model"
+    model = load(inner if inner.is_dir() else arguments.model)
+    frame, images = read_people(arguments, guess=("site", "id"), site_needed=False)
     facts = {
         "model": str(arguments.model.resolve()),
         "source": str(arguments.table.resolve()),
@@ -58,23 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
         "id": arguments.id,
     }
     check_out(arguments.out, "apply", facts)
-    inner = arguments.model / "model"
-    model = load(inner if inner.is_dir() else arguments.model)
-    frame, images = read_people(arguments)
     of_images = getattr(model, "mask_", None) is not None
     if of_images != (images is not None):
         raise InputError(
             f"The model in {arguments.model} is of {'images' if of_images else 'tables'}, and "
-            f"{arguments.table} is read as {'images' if images else 'a table'}."
+            f"{arguments.table} is read as {'images' if images else 'a table'}; give what the model knows."
         )
-    if arguments.site:
-        from equipool.validation import require_columns
-
-        require_columns(frame, [arguments.site])
+    require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
         return _apply_to_images(arguments, model, frame.reset_index(drop=True), images, facts)
     if not isinstance(model, SiteHarmonizer):
-        raise InputError(f"`apply` takes a SiteHarmonizer to tables; this is a {type(model).__name__}.")
+        raise InputError(
+            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not take to tables; "
+            "use its Python interface."
+        )
     return _apply_to_table(arguments, model, frame, facts)
 
 
@@ -87,16 +108,22 @@ def _apply_to_table(
 
     features = list(getattr(model, "feature_names_in_", ()))
     if not features:
-        raise InputError("This model was fitted on an array without names, so a table's columns are unknown.")
+        raise InputError(
+            f"{arguments.model} was fitted on an array without names, so a table's columns are unknown; "
+            "fit it on a data frame, or with `equipool harmonize`."
+        )
     require_columns(frame, features)
     site = frame[arguments.site] if arguments.site else None
     covariates = _known_covariates(frame, list(model.encoding_.columns))
+    model.set_params(unseen_site=arguments.unseen_site)
     clean = model.transform(frame[features], site=site, covariates=covariates)
-    claim_out(arguments.out, "apply", facts, OWN)
-    table = frame.assign(**{name: clean[name] for name in features})
-    written = write_like(arguments.table, arguments.out, table)
-    write_whole(arguments.out / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
-    print(f"Harmonized: {written}")
+    if arguments.dry_run:
+        return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")
+    with whole_or_nothing(arguments.out, "apply", facts, OWN):
+        table = frame.assign(**{name: clean[name] for name in features})
+        written = write_like(arguments.table, arguments.out, table)
+        write_whole(arguments.out / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
+    announce(arguments.json, {"harmonized": written}, rows=len(frame))
     return 0
 
 
@@ -108,28 +135,42 @@ def _apply_to_images(
     from equipool.models.rows import volumes_for
 
     out: Path = arguments.out
-    people = derivative.people_of(frame, images, arguments.id)
+    people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
     covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
     wanted = bool(arguments.site) and hasattr(model, "harmonize")
     if wanted:
         _try(model, volumes, frame[arguments.site], covariates)
-    claim_out(out, "apply", facts, derivative.OWN)
-    derivative.write_description(out, "apply")
+    if arguments.dry_run:
+        size = 4 * len(volumes) * model.mask_.size / 2**20 if wanted else 0
+        return _say_dry(
+            arguments, f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
+        )
+    with whole_or_nothing(out, "apply", facts, derivative.OWN):
+        derivative.write_description(out, "apply")
+        if wanted:
+            written = derivative.write_volumes(out, people, volumes, model, frame[arguments.site], covariates)
+            for _ in reported(written, len(volumes), "Harmonized"):
+                pass
+        derivative.write_codes(out, people, volumes, model)
+        if model.task_ is not None:
+            derivative.write_predictions(out, people, volumes, model)
+        used = [arguments.site, *(covariates.columns if covariates is not None else ())]
+        derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
+        write_whole(out / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
+    made = {"codes": out / "codes.tsv"}
+    if model.task_ is not None:
+        made["predictions"] = out / "predictions.tsv"
     if wanted:
-        written = derivative.write_volumes(out, people, volumes, model, frame[arguments.site], covariates)
-        for _ in reported(written, len(volumes), "Harmonized"):
-            pass
-    derivative.write_codes(out, people, volumes, model)
-    if model.task_ is not None:
-        derivative.write_predictions(out, people, volumes, model)
-    used = [arguments.site, *(covariates.columns if covariates is not None else ())]
-    derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
-    write_whole(out / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
-    print(f"Codes:       {out / 'codes.tsv'}")
-    if model.task_ is not None:
-        print(f"Predictions: {out / 'predictions.tsv'}")
-    print(f"Harmonized:  {out / 'sub-…' / 'anat' if wanted else 'none; name the sites with --site'}")
+        made["harmonized"] = out / "sub-…" / "anat"
+    else:
+        print("equipool: no images were harmonized; name the sites with --site.", file=sys.stderr)
+    announce(arguments.json, made, people=len(volumes))
+    return 0
+
+
+def _say_dry(arguments: argparse.Namespace, what: str) -> int:
+    announce(arguments.json, {"would write": what, "to": arguments.out})
     return 0
 
 

@@ -30,6 +30,8 @@ BLOCK = 16  # volumes in memory at a time
 KEY = ("participant_id", "session")
 OWN = (
     "summary.json",
+    "account.json",
+    "report.html",
     "participants.tsv",
     "sub-*/sub-*_sessions.tsv",
     "codes.tsv",
@@ -71,7 +73,10 @@ def people_of(frame: pd.DataFrame, images: str, id: str | None) -> pd.DataFrame:
     )
     double = people.loc[people["file"].duplicated(), "participant_id"]
     if len(double):
-        raise InputError(f"Two images would be written under one name, of {double.iloc[0]}; give --id.")
+        raise InputError(
+            f"Two images would be written under one name, of {double.iloc[0]}; rename one of them, or leave "
+            "it out."
+        )
     return people
 
 

@@ -3,51 +3,91 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipool.commands.config import add_config
 from equipool.exceptions import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["add_images", "add_roles", "preset_roles", "read_people", "roles"]
+__all__ = [
+    "ROLES",
+    "add_images",
+    "add_roles",
+    "preset_roles",
+    "read_people",
+    "roles",
+    "say_roles",
+    "take_roles",
+]
 
+ENTITIES = ("space", "res", "desc", "session", "run", "acq")
+ROLES = ("site", "covariates", "target", "id")
+FLAGS = {
+    "site": "--site",
+    "covariates": "--covariate",
+    "target": "--target",
+    "id": "--id",
+    "subject": "--subject",
+}
 PRESET_ROLES = {"site": "site", "covariates": ["age"], "target": "dx"}
 
 
-def add_roles(command: argparse.ArgumentParser, *, site_required: bool) -> None:
+class Several(argparse.Action):
+    """Names that may be given in one go or one by one; those of a config file are replaced, not added to."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        """Take the names."""
+        known = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if known is self.default else known), *values])
+
+
+def add_roles(command: argparse.ArgumentParser) -> None:
     """Add what a table's columns are."""
-    command.add_argument(
-        "--site", required=site_required, metavar="COLUMN", help="the scanner, centre or group"
+    columns = command.add_argument_group(
+        "columns", "Site, covariates, target and id are guessed by name where they are not given."
     )
-    command.add_argument(
+    columns.add_argument("--site", metavar="COLUMN", help="the scanner, centre or group")
+    columns.add_argument(
         "--covariate",
         dest="covariates",
         nargs="+",
-        action="extend",
+        action=Several,
         default=[],
         metavar="COLUMN",
-        help="what people differ in, such as age; may be repeated",
+        help="what people differ in and is to be kept, such as age; may be repeated; none for none",
     )
-    command.add_argument("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx")
-    command.add_argument("--id", metavar="COLUMN", help="one value for each person or visit")
-    command.add_argument(
+    columns.add_argument(
+        "--target", metavar="COLUMN", help="what will be predicted or tested, such as dx; none for none"
+    )
+    columns.add_argument("--id", metavar="COLUMN", help="one value for each row; none for none")
+    columns.add_argument(
+        "--subject", metavar="COLUMN", help="who each row is, where people come several times"
+    )
+    columns.add_argument(
         "--features",
         nargs="+",
         metavar="COLUMN",
         help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
     )
-    command.add_argument(
+    columns.add_argument(
         "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
     )
-    command.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+    columns.add_argument("--task", choices=("class", "number"), help="what the target is (default: guessed)")
+    columns.add_argument("--no-guess", action="store_true", help="guess no column's role")
+    add_config(columns)
 
 
 def roles(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the roles of columns beside the site, as the Python interface takes them."""
-    names = ("covariates", "target", "id", "features", "ignore", "task")
-    return {name: getattr(arguments, name) for name in names}
+    names = ("covariates", "target", "id", "features", "task")
+    others = [name for name in (*arguments.ignore, arguments.subject) if name]
+    return {**{name: getattr(arguments, name) for name in names}, "ignore": others}
 
 
 def add_images(command: argparse.ArgumentParser) -> None:
@@ -64,7 +104,7 @@ def add_images(command: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--suffix", default="T1w", help="BIDS: the last part of the file names (default: T1w)"
     )
-    for name in ("space", "res", "desc", "session"):
+    for name in ENTITIES:
         images.add_argument(f"--{name}", help=f"BIDS: only images with this {name}")
     images.add_argument(
         "--participants",
@@ -89,29 +129,112 @@ def preset_roles(arguments: argparse.Namespace) -> None:
                 setattr(arguments, role, name)
 
 
-def read_people(arguments: argparse.Namespace) -> tuple[pd.DataFrame, str | None]:
+def read_people(
+    arguments: argparse.Namespace, *, guess: Sequence[str] = ROLES, site_needed: bool = True
+) -> tuple[pd.DataFrame, str | None]:
     """Return the people and the column of their images' paths, or ``None`` where there are none.
 
-    In a folder the people's own id is taken where the call names none and nobody comes twice.
+    Roles to guess that the call does not name are set in ``arguments``, and told on stderr.
     """
-    from equipool.data.tables import read_table
+    from equipool.data.tables import read_columns, read_table
 
     source: Path = arguments.table
+    if not source.exists():
+        raise InputError(
+            f"{source} does not exist; give a table (.csv, .tsv, .parquet) or a folder of images."
+        )
     if arguments.preset or source.is_dir():
         if arguments.images:
             raise InputError(
-                f"--images names a column of a table, and {source} is read as a folder of images."
+                f"--images names a column of a table, and {source} is a folder of images; leave it out."
             )
         frame = _read_folder(arguments)
-        if arguments.id is None and frame["participant_id"].is_unique:
-            arguments.id = "participant_id"
+        guessed = take_roles(arguments, frame.columns, guess, site_needed)
+        _take_visits(arguments, frame, guessed)
+        say_roles(guessed)
         return frame, "path"
-    labels = [name for name in (arguments.site, arguments.id, arguments.images) if name]
-    frame = read_table(source, labels=labels)
+    guessed = take_roles(arguments, read_columns(source), guess, site_needed)
+    named = (arguments.site, arguments.id, arguments.subject, arguments.images)
+    frame = read_table(source, labels=[name for name in named if name])
     if arguments.images in frame:
         paths = [_beside(source, path) for path in frame[arguments.images]]
         frame = frame.assign(**{arguments.images: paths})
+    _take_visits(arguments, frame, guessed)
+    say_roles(guessed)
     return frame, arguments.images
+
+
+def take_roles(
+    arguments: argparse.Namespace, columns: Iterable[str], guess: Sequence[str], site_needed: bool
+) -> dict[str, Any]:
+    """Guess the roles that a call leaves open and set them; return what was guessed.
+
+    ``none`` leaves a role empty.
+    """
+    from equipool.data.guess import guess_roles
+    from equipool.validation.findings import listed
+
+    columns = [str(name) for name in columns]
+    given = {role: getattr(arguments, role) for role in ROLES}
+    for role, value in given.items():
+        if value in ("none", ["none"]) and "none" not in columns:
+            setattr(arguments, role, [] if role == "covariates" else None)
+    taken = [given["site"], *given["covariates"], given["target"], given["id"]]
+    taken += [
+        getattr(arguments, "images", None),
+        arguments.subject,
+        *arguments.ignore,
+        *(arguments.features or ()),
+    ]
+    open_roles = [role for role in guess if not given[role] and not arguments.no_guess]
+    if arguments.subject:
+        open_roles = [role for role in open_roles if role != "id"]
+    # A site that the call names as something else too is answered by what checks the roles.
+    guessed: dict[str, Any] = dict(
+        guess_roles(columns, roles=[role for role in open_roles if role == "site"])
+    )
+    taken += guessed.values()
+    others = [role for role in open_roles if role != "site"]
+    guessed |= guess_roles(columns, roles=others, taken=[name for name in taken if name])
+    for role, value in guessed.items():
+        setattr(arguments, role, value)
+    if not arguments.site and site_needed:
+        raise InputError(
+            f"No column of {arguments.table} is known for its site; name it with --site. "
+            f"The columns are {listed(columns, shown=8)}."
+        )
+    return guessed
+
+
+def say_roles(guessed: dict[str, Any]) -> None:
+    """Tell what was guessed and how to say otherwise."""
+    if not guessed:
+        return
+    words = []
+    for role, value in guessed.items():
+        words += [FLAGS[role], *(value if isinstance(value, list) else [value])]
+    print(
+        f"equipool: by their names, took {shlex.join(words)}. Give a flag to say otherwise; "
+        "with `none` it is left out.",
+        file=sys.stderr,
+    )
+
+
+def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
+    """Take a guessed id that comes several times as the name of a person who does; refuse gaps in those."""
+    from equipool.validation import require_columns
+    from equipool.validation.findings import rows_text
+
+    if "id" in guessed and not frame[guessed["id"]].is_unique:
+        arguments.subject, arguments.id = arguments.id, None
+        guessed["subject"] = guessed.pop("id")
+    if arguments.subject:
+        require_columns(frame, [arguments.subject])
+        empty = [k for k, gap in enumerate(frame[arguments.subject].isna()) if gap]
+        if empty:
+            raise InputError(
+                f"Column {arguments.subject!r} names no person in {rows_text(empty)}; fill it in."
+            )
 
 
 def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
@@ -127,7 +250,7 @@ def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
         suffix=arguments.suffix,
         participants=arguments.participants,
         missing_images=arguments.missing_images,
-        **{name: getattr(arguments, name) for name in ("space", "res", "desc", "session")},
+        **{name: getattr(arguments, name) for name in ENTITIES},
     )
 
 

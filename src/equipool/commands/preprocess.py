@@ -21,11 +21,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "preprocess",
-        help="heads of a BIDS folder to brains on the MNI grid, with a page for quality control",
+        help="heads of a BIDS folder to brains on the MNI grid, with a QC page",
         description="Brain mask (deepbet), bias field (N4), affine registration to MNI152 (greedy), "
         "resampling and intensity normalisation of every T1-weighted image, in parallel.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
     command.add_argument("out", metavar="OUT", type=Path, help="where the derivative is written")
@@ -55,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--dry-run", action="store_true", help="list what would be done and how long it takes"
     )
-    command.set_defaults(command=run)
+    command.set_defaults(command=run, go_on="What is done is kept; run the same command again to go on.")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from equipool.commands.outputs import check_out, claim_out
+from equipool.commands.outputs import add_json, announce, check_out, whole_or_nothing
 from equipool.commands.progress import reported
 from equipool.exceptions import InputError
 
@@ -27,7 +27,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "simulate",
-        help="made-up brains of several scanners as a BIDS folder, with the truth",
+        help="made-up brains of several scanners (BIDS), with the truth",
         description="Write brains that age and fall ill as seen by different scanners, the same brains as no "
         "scanner sees them, and the true effects: something to try methods on.",
     )
@@ -52,10 +52,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)"
     )
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
     command.add_argument("--jobs", type=int, metavar="N", help="people at a time (default: all cores)")
     command.add_argument("--force", action="store_true", help="overwrite an earlier simulation in OUT")
-    command.set_defaults(command=run)
+    add_json(command)
+    command.set_defaults(
+        command=run, go_on="What was half done is taken away again; the same command starts anew."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,13 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
     brains = simulate_brains(
         like, overlap=arguments.overlap, resolution=arguments.resolution, random_state=arguments.seed
     )
-    claim_out(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, OWN)
-    steps = brains.write(out, jobs=arguments.jobs or os.cpu_count() or 1)
-    for _ in reported(steps, len(brains), "Brains"):
-        pass
-    counts = brains.people["site"].value_counts(sort=False)
-    print(f"{len(brains)} people: {', '.join(f'{site} {n}' for site, n in sorted(counts.items()))}")
-    print(f"Scans:      {out / 'sub-…' / 'anat'}\nPeople:     {out / 'participants.tsv'}")
-    print(f"The truth:  {out / 'derivatives' / 'truth'}")
-    print(f"Next, try:  equipool check {out} --site site --covariate age --target dx")
+    with whole_or_nothing(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, OWN):
+        steps = brains.write(out, jobs=arguments.jobs or os.cpu_count() or 1)
+        for _ in reported(steps, len(brains), "Brains"):
+            pass
+    counts = {site: int(n) for site, n in sorted(brains.people["site"].value_counts().items())}
+    made = {
+        "people": out / "participants.tsv",
+        "scans": out / "sub-…" / "anat",
+        "truth": out / "derivatives" / "truth",
+    }
+    announce(arguments.json, made, sites=counts)
+    if not arguments.json:
+        print(f"{len(brains)} people: {', '.join(f'{site} {n}' for site, n in counts.items())}")
+        print(f"Next, try: equipool check {out}")
     return 0

@@ -1,6 +1,7 @@
 """Pools of people: reading tables and images, holding and splitting them, making them up with known truth."""
 
 from equipool.data.bids import find_images, read_bids
+from equipool.data.guess import guess_roles
 from equipool.data.images import Volumes, check_volumes, write_volume
 from equipool.data.pooled import Covariate, PooledDataset
 from equipool.data.presets import read_adcp, read_adni
@@ -15,6 +16,7 @@ __all__ = [
     "check",
     "check_volumes",
     "find_images",
+    "guess_roles",
     "read_adcp",
     "read_adni",
     "read_bids",

@@ -92,7 +92,9 @@ def read_bids(
     # A column of the table that is called as an entity of the file names (say, "run") stays the table's.
     shared = [name for name in images.columns if name in people.columns and name != "participant_id"]
     if "session" in shared or "path" in shared:
-        raise InputError("The participants' table has a column 'session' or 'path'; rename it.")
+        raise InputError(
+            "The participants' table has a column 'session' or 'path', which the images have too; rename it."
+        )
     frame = images.drop(columns=shared).merge(people, on="participant_id", how="left", validate="many_to_one")
     return _with_sessions(frame, Path(folder))
 
@@ -122,10 +124,13 @@ def require_partners(
             f"{listed(without_row, shown=SHOWN)}"
         )
     if len(without_row) == images[key].nunique():
-        raise InputError(f"No image belongs to an id of {table}: {'; '.join(complaints)}.")
+        raise InputError(
+            f"No image belongs to an id of {table}: {'; '.join(complaints)}. Give both the same ids."
+        )
     if complaints and missing_images == "error":
         raise InputError(
-            f"{'; '.join(complaints)}. Complete them, or leave them out (missing_images='drop')."
+            f"{'; '.join(complaints)}. Complete them, or leave them out (missing_images='drop', "
+            "--missing-images drop)."
         )
     if complaints:
         warnings.warn(f"Left out are {'; '.join(complaints)}.", EquipoolWarning, stacklevel=3)
@@ -156,11 +161,12 @@ def _entities(path: Path) -> dict[str, Any]:
 def _nothing_found(folder: Path, suffix: str) -> str:
     others = {path.name.rsplit("_", 1)[-1].split(".")[0] for path in _candidates(folder, "*")}
     if others:
-        return f"{folder} has no images with the suffix {suffix!r}; there are {listed(sorted(others))}."
+        there = listed(sorted(others))
+        return f"{folder} has no images with the suffix {suffix!r}; choose one with --suffix: {there}."
     derivatives = sorted(path.parent for path in folder.glob("derivatives/*/sub-*"))
     if derivatives:
         return f"{folder} has no images of its own; give one of its derivatives, such as {derivatives[0]}."
-    return f"{folder} holds no images named sub-…_{suffix}.nii or .nii.gz; is it a BIDS folder?"
+    return f"{folder} holds no images named sub-…_{suffix}.nii or .nii.gz; give a BIDS folder."
 
 
 def _narrowed(frame: pd.DataFrame, folder: Path, suffix: str, name: str, value: str) -> pd.DataFrame:
@@ -175,7 +181,7 @@ def _narrowed(frame: pd.DataFrame, folder: Path, suffix: str, name: str, value: 
     kept = frame[[plain(found or "") == plain(value) for found in there]]
     if kept.empty:
         values = sorted(set(there.dropna()))
-        hint = f"there are {listed(values)}" if values else f"no name has a part {name}-…"
+        hint = f"there are {listed(values)}" if values else f"no name has a part {prefix}…; leave it out"
         raise InputError(f"No {suffix} image of {folder} has {name}={value!r}; {hint}.")
     return kept
 
@@ -193,7 +199,7 @@ def _require_one_each(frame: pd.DataFrame) -> None:
         values = {value or "" for value in groups[0][name]}
         if len(values) > 1:
             telling[name] = sorted(values)
-    hints = [f"{name}= ({listed(values)})" for name, values in telling.items()]
+    hints = [f"{name} (--{name}: {listed(values)})" for name, values in telling.items()]
     remedy = f"choose by {' or '.join(hints)}" if hints else "only one can be used; move the others away"
     raise InputError(f"{_visit(groups[0].iloc[0])} has {len(names)} images{more}: {listed(names)}; {remedy}.")
 
@@ -211,8 +217,8 @@ def _participants(folder: Path, participants: str | Path | pd.DataFrame | None) 
     path = folder / "participants.tsv" if participants is None else Path(participants)
     if not path.is_file():
         raise InputError(
-            f"{path} does not exist; give the table of the people as participants=, such as the "
-            "participants.tsv of the raw dataset."
+            f"{path} does not exist; give the table of the people (participants=, --participants), "
+            "such as the participants.tsv of the raw dataset."
         )
     return _with_ids(read_table(path, labels=["participant_id"]), path.name, "participant_id", "sub-")
 
@@ -220,9 +226,12 @@ def _participants(folder: Path, participants: str | Path | pd.DataFrame | None) 
 def _with_ids(frame: pd.DataFrame, where: str, column: str, prefix: str) -> pd.DataFrame:
     """Return the table with ids that all have the prefix, as in the names of files; refuse double ones."""
     if column not in frame:
-        raise InputError(f"{where} has no column {column!r}; it has {listed(frame.columns)}.")
+        raise InputError(
+            f"{where} has no column {column!r}; add it, or rename one of {listed(frame.columns)}."
+        )
     if frame[column].isna().any():
-        raise InputError(f"{where} has {plural(int(frame[column].isna().sum()), 'row')} without {column}.")
+        empty = plural(int(frame[column].isna().sum()), "row")
+        raise InputError(f"{where} has {empty} without {column}; fill it in, or delete these rows.")
     ids = [prefix + str(value).strip().removeprefix(prefix) for value in frame[column]]
     frame = frame.assign(**{column: ids})
     double = frame.loc[frame.duplicated(column), column].unique()

@@ -319,10 +319,14 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
     """
     ill = [round(0.4 * n) for n in people] if patients is None else list(patients)
     if len(ill) != len(people):
-        raise InputError(f"There are {len(people)} sites with people and {len(ill)} with patients.")
+        raise InputError(
+            f"There are {len(people)} sites with people and {len(ill)} with patients; give both for each."
+        )
     for k, (n, m) in enumerate(zip(people, ill, strict=True), start=1):
         if not 0 <= m <= n or n < 1:
-            raise InputError(f"site{k} cannot have {m} patients among {n} people.")
+            raise InputError(
+                f"site{k} cannot have {m} patients among {n} people; give fewer patients, or more people."
+            )
     healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
     return Cohort(tuple(_made_up_scanner(k) for k in range(len(people))), tuple(ill), healthy)
 

@@ -22,7 +22,15 @@ from equipool.data.pooled import PooledDataset
 from equipool.data.uci import DatasetSplit, cache_folder
 from equipool.exceptions import InputError
 
-__all__ = ["BRAINS", "is_brains", "load_brains", "prepare_brains", "simulated_folder", "whole_cohort"]
+__all__ = [
+    "BRAINS",
+    "is_brains",
+    "load_brains",
+    "place_of",
+    "prepare_brains",
+    "simulated_folder",
+    "whole_cohort",
+]
 
 BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
 RESOLUTION = 4.0
@@ -64,14 +72,19 @@ def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDA
     return keep
 
 
+def place_of(like: str) -> Path:
+    """Return where the cache holds a simulated cohort, or would."""
+    source = Path(__file__).parent
+    code = b"".join((source / name).read_bytes() for name in ("anatomy.py", "brains.py"))
+    digest = hashlib.sha256(code).hexdigest()[:12]
+    return cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-{digest}"
+
+
 def simulated_folder(like: str) -> Path:
     """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
     from equipool.data.brains import simulate_brains
 
-    source = Path(__file__).parent
-    code = b"".join((source / name).read_bytes() for name in ("anatomy.py", "brains.py"))
-    digest = hashlib.sha256(code).hexdigest()[:12]
-    folder = cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-{digest}"
+    folder = place_of(like)
     if not (folder / "participants.tsv").is_file():
         brains = simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
         print(f"simulating {len(brains)} brains into {folder}", file=sys.stderr, flush=True)

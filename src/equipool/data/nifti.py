@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.files import write_whole
+from equipool.progress import Progress
 from equipool.validation.findings import listed, plural
 
 __all__ = [
@@ -131,7 +131,9 @@ def survey(
     headers, problems = _read_headers(paths)
     shape, affine = _majority(headers, problems, paths)
     if mask is not None and mask.shape != shape:
-        raise InputError(f"The mask has {_size(mask.shape)} voxels, the images have {_size(shape)}.")
+        raise InputError(
+            f"The mask has {_size(mask.shape)} voxels, the images have {_size(shape)}; resample it."
+        )
     good = [k for k in range(len(paths)) if k not in problems]
     present = np.zeros(shape, dtype=np.int32)
     brightness: dict[int, float] = {}
@@ -171,17 +173,18 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
         path = Path(mask)
         header = _read_header(path)
         if isinstance(header, str):
-            raise InputError(f"The mask {path} {header}.")
+            raise InputError(f"The mask {path} {header}; give a NIfTI file on the grid of the images.")
         values = _read_checked(path, header.shape, None, flat=True)
         if isinstance(values, str):
-            raise InputError(f"The mask {path} {values}.")
+            raise InputError(f"The mask {path} {values}; give one with ones in the brain.")
         inside, affine = values > 0, header.affine
     else:
         inside, affine = np.asarray(mask) > 0, None
     if inside.ndim != 3:
         raise InputError(f"A mask has three axes. Got shape {inside.shape}.")
     if not inside.any():
-        raise InputError("The mask is empty; it must hold at least one voxel that is not 0.")
+        name = f" {mask}" if isinstance(mask, str | Path) else ""
+        raise InputError(f"The mask{name} is empty; it must hold at least one voxel that is not 0.")
     return inside, affine
 
 
@@ -370,14 +373,13 @@ def _in_order(
     function: Callable[[int], FloatArray | str], items: Sequence[int], jobs: int, progress: bool
 ) -> Iterator[FloatArray | str]:
     """Apply a function in threads, a few items at a time, so that memory does not grow with their number."""
-    size = 1 if jobs == 1 else 2 * jobs
+    size, say = 1 if jobs == 1 else 2 * jobs, Progress("Images", len(items))
     with ThreadPoolExecutor(jobs) as pool:
         for start in range(0, len(items), size):
             part = items[start : start + size]
             yield from map(function, part) if jobs == 1 else pool.map(function, part)
             if progress:
-                end = "\n" if start + size >= len(items) else "\r"
-                print(f"Images: {start + len(part)} of {len(items)}", end=end, file=sys.stderr, flush=True)
+                say(start + len(part))
 
 
 def _warn_of_brightness(paths: Sequence[Path], brightness: Mapping[int, float]) -> None:

@@ -32,6 +32,7 @@ from equipool.data.preprocess import (
 )
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
+from equipool.progress import duration
 
 __all__ = ["Head", "Outcome", "find_heads", "preprocess_folder", "preprocess_one", "seconds_per_head"]
 
@@ -149,7 +150,7 @@ def preprocess_folder(
             else:
                 facts[head.name] = result
             left = (time.perf_counter() - start) / done * (len(todo) - done)
-            _say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {left / 60:.0f} min left")
+            _say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {duration(left)} left")
     whole = [head for head in heads if head.name in facts]
     return Outcome(
         {head.name: facts[head.name] for head in whole},

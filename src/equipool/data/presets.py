@@ -141,7 +141,9 @@ def _find_table(
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
         if len(tables) != 1:
             seen = f"it has {listed(path.name for path in tables)}" if tables else "it has none"
-            raise InputError(f"{source} should hold one .csv or .tsv file, {what}; {seen}.")
+            raise InputError(
+                f"{source} should hold one .csv or .tsv file, {what}; {seen}. Put the one there."
+            )
         source = tables[0]
     names = {re.sub(r"[^a-z0-9]", "", str(name).lower()): str(name) for name in read_table(source).columns}
     chosen = {
@@ -152,7 +154,8 @@ def _find_table(
     if absent:
         asked = "; ".join(f"{ours} ({', '.join(columns[ours])})" for ours in absent)
         raise InputError(
-            f"{source.name} lacks columns of {what}: {asked}. It has {listed(names.values(), shown=20)}."
+            f"{source.name} lacks columns of {what}: {asked}. It has "
+            f"{listed(names.values(), shown=20)}; add what is missing, or rename columns."
         )
     there = {name: ours for ours, name in chosen.items() if name is not None}
     labels = [name for name, ours in there.items() if ours not in ("age", "mmse")]
@@ -193,7 +196,7 @@ def _kept(frame: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
     inside = frame["dx"].isin(list(groups))
     if not inside.any():
         raise InputError(
-            f"Nobody is of the groups {listed(groups)}; there are {listed(frame['dx'].unique())}."
+            f"Nobody is of the groups {listed(groups)}; choose among {listed(frame['dx'].unique())}."
         )
     if not inside.all():
         counts = frame.loc[~inside, "dx"].value_counts()
@@ -213,7 +216,9 @@ def _kept(frame: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
 def _nifti_files(folder: Path) -> list[Path]:
     files = sorted(path for ending in ("nii", "nii.gz") for path in folder.rglob(f"*.{ending}"))
     if not files:
-        raise InputError(f"{folder} and its folders hold no .nii or .nii.gz files.")
+        raise InputError(
+            f"{folder} and its folders hold no .nii or .nii.gz files; give the folder of the images."
+        )
     return files
 
 
@@ -254,6 +259,7 @@ def _site_folder(path: Path, table: Path) -> str:
     site = next((part for part in path.parts[:-1] if SITE_FOLDER.fullmatch(part)), None)
     if site is None:
         raise InputError(
-            f"{table.name} has no column for the site, and {path} lies in no folder site1, site2, …."
+            f"{table.name} has no column for the site, and {path} lies in no folder site1, site2, "
+            "…; add the column."
         )
     return site

@@ -7,7 +7,8 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -20,7 +21,7 @@ from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
 from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
 from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
 
-__all__ = ["check", "image_paths", "label_columns", "read_table"]
+__all__ = ["check", "image_paths", "label_columns", "read_columns", "read_table"]
 
 INTENSITY = "median intensity"
 
@@ -49,18 +50,20 @@ def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
         Columns to keep as text, such as the site and the id, so that ``001`` does not become 1.
     """
     path = Path(path)
-    if not path.is_file():
-        what = "is a folder, not a table" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
-    kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
-    kind = kinds[-1] if kinds else ""
+    kind = _kind(path)
     if kind in PARQUET:
         return _read_parquet(path)
-    if kind not in DELIMITERS:
-        raise InputError(
-            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
-        )
     return _read_text(path, DELIMITERS[kind], labels)
+
+
+def read_columns(path: str | Path) -> list[str]:
+    """Return the names of a table's columns; of a text file no more than the header is read."""
+    path = Path(path)
+    kind = _kind(path)
+    if kind in PARQUET:
+        return [str(name) for name in _read_parquet(path).columns]
+    with _readable(path):
+        return _header(path, DELIMITERS[kind])[0]
 
 
 def check(
@@ -70,6 +73,7 @@ def check(
     images: str | None = None,
     mask: str | Path | None = None,
     missing: Missing = "error",
+    progress: bool = False,
     **roles: Unpack[Roles],
 ) -> PreflightReport:
     """Tell whether the sites of a table can be pooled, and at what price.
@@ -92,6 +96,8 @@ def check(
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
         ``"error"`` or ``"impute"``: whether missing features stand in the way.
+    progress
+        Whether to say on a terminal how far the reading of images is.
 
     Examples
     --------
@@ -107,19 +113,19 @@ def check(
         table = read_table(table, labels=label_columns(site, roles))
     seen: list[Finding] = []
     if images is not None:
-        table, seen = _with_intensity(table, images, mask)
+        table, seen = _with_intensity(table, images, mask, progress)
         roles["features"] = [INTENSITY]
     report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
     return replace(report, findings=by_level([*report.findings, *seen]))
 
 
 def _with_intensity(
-    table: pd.DataFrame, images: str, mask: str | Path | None
+    table: pd.DataFrame, images: str, mask: str | Path | None, progress: bool
 ) -> tuple[pd.DataFrame, list[Finding]]:
     """Check the images of a table; return it with their median intensity, and what is to be said of them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(image_paths(table, images), mask=mask)
+        grid = check_volumes(image_paths(table, images), mask=mask, progress=progress)
     seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
     seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
     return table.assign(**{INTENSITY: grid.brightness}), seen
@@ -153,19 +159,41 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         ) from error
     except Exception as error:  # whatever the reader meets in a damaged file
         raise InputError(
-            f"{path.name} cannot be read as Parquet ({_first_line(error)}); is the file complete?"
+            f"{path.name} cannot be read as Parquet ({_first_line(error)}); copy it anew, or save it as .csv."
         ) from error
 
 
+def _kind(path: Path) -> str:
+    """Return the ending that says what a file is, compressed or not."""
+    if not path.is_file():
+        what = "is a folder, not a table" if path.is_dir() else "does not exist"
+        raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
+    kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
+    kind = kinds[-1] if kinds else ""
+    if kind not in PARQUET and kind not in DELIMITERS:
+        raise InputError(
+            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
+        )
+    return kind
+
+
 def _read_text(path: Path, delimiter: str, labels: Sequence[str]) -> pd.DataFrame:
+    with _readable(path):
+        names, delimiter = _header(path, delimiter)
+        frame = _read_rows(path, delimiter, labels=[name for name in labels if name in names])
+        if delimiter != "," and _has_decimal_commas(frame):
+            frame = _read_rows(path, delimiter, labels=labels, decimal=",")
+    return frame
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in our own words why a text file cannot be read."""
     try:
         with warnings.catch_warnings():
             # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            names, delimiter = _header(path, delimiter)
-            frame = _read_rows(path, delimiter, labels=[name for name in labels if name in names])
-            if delimiter != "," and _has_decimal_commas(frame):
-                frame = _read_rows(path, delimiter, labels=labels, decimal=",")
+            yield
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path.name} is empty; it needs a header and at least one row.") from error
     except UnicodeDecodeError as error:
@@ -177,9 +205,13 @@ def _read_text(path: Path, delimiter: str, labels: Sequence[str]) -> pd.DataFram
             f"{path.name} has rows with more cells than the header has names; name every column (R: "
             "write.csv(..., row.names = FALSE))."
         ) from error
+    except InputError:
+        raise
     except DAMAGED as error:
-        raise InputError(f"{path.name} cannot be read as a table ({_first_line(error)}).") from error
-    return frame
+        raise InputError(
+            f"{path.name} cannot be read as a table ({_first_line(error)}); open it and save it anew, "
+            "or give another file."
+        ) from error
 
 
 def _read_rows(path: Path, delimiter: str, *, labels: Sequence[str], decimal: str = ".") -> pd.DataFrame:

@@ -21,9 +21,11 @@ from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_metho
 from equipool.evaluate.tables import write_tables
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.progress import duration
 
-__all__ = ["METHODS", "Run", "file_stem", "run_benchmark", "run_one"]
+__all__ = ["METHODS", "Run", "expected_runs", "file_stem", "run_benchmark", "run_one"]
 
+USUAL_SECONDS = {"german": 10.0, "adult": 65.0, "adni": 35.0, "adcp": 15.0}  # a run on one core
 VECTORS = 2000  # rows of τ that are kept for the figures
 
 
@@ -77,8 +79,7 @@ def run_benchmark(
         prepare_brains(dataset)
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [(d, m, s) for d in datasets for m in methods for s in range(seeds)]
-    todo = [key for key in wanted if fresh or _read(folder, *key, settings) is None]
+    wanted, todo = _plan(datasets, folder, methods, seeds, fresh, settings)
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
     start = time.perf_counter()
@@ -89,11 +90,49 @@ def run_benchmark(
         left = (time.perf_counter() - start) / done * (len(todo) - done)
         _say(
             f"[{done}/{len(todo)}] {run.dataset} {run.method} seed {run.seed}: ACC {run.acc:.1f}, "
-            f"best reader's AUC {run.reader_auc:.3f}, {run.seconds:.0f} s; about {left / 60:.0f} min left"
+            f"best reader's AUC {run.reader_auc:.3f}, {run.seconds:.0f} s; about {duration(left)} left"
         )
     runs = pd.DataFrame([asdict(_must_read(folder, *key, settings)) for key in wanted])
     write_tables(runs, out)
     return runs
+
+
+def expected_runs(
+    datasets: Sequence[str],
+    out: Path,
+    *,
+    methods: Sequence[str] = METHODS,
+    seeds: int = 3,
+    fresh: bool = False,
+    settings: Settings | None = None,
+) -> tuple[int, int, float]:
+    """Return how many runs :func:`run_benchmark` needs, how many are not there, and their CPU seconds.
+
+    Those are the median of the runs of the same dataset that are there, or what was usual elsewhere.
+    """
+    for method in methods:
+        make_method(method, 0, {})
+    wanted, todo = _plan(datasets, out / "runs", methods, seeds, fresh, settings)
+    known: dict[str, list[float]] = {}
+    for key in wanted:
+        if (run := _read(out / "runs", *key, settings)) is not None:
+            known.setdefault(run.dataset, []).append(run.seconds)
+    usual = {name: USUAL_SECONDS[name.partition(":")[0].partition("-")[0]] for name in datasets}
+    each = {name: float(np.median(known[name])) if name in known else usual[name] for name in datasets}
+    return len(wanted), len(todo), sum(each[dataset] for dataset, _, _ in todo)
+
+
+def _plan(
+    datasets: Sequence[str],
+    folder: Path,
+    methods: Sequence[str],
+    seeds: int,
+    fresh: bool,
+    settings: Settings | None,
+) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
+    """Return all runs, and those that are not there yet."""
+    wanted = [(d, m, s) for d in datasets for m in methods for s in range(seeds)]
+    return wanted, [key for key in wanted if fresh or _read(folder, *key, settings) is None]
 
 
 def run_one(

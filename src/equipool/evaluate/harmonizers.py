@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from equipool.data import PooledDataset, simulate_table
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.progress import duration
 from equipool.validation import Roles
 
 __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
@@ -87,7 +88,7 @@ def run_harmonizers(
     for done, found in enumerate(runs, start=1):
         scores += found
         left = (time.perf_counter() - start) / done * (len(tasks) - done)
-        print(f"[{done}/{len(tasks)}] folds; about {left / 60:.0f} min left", file=sys.stderr, flush=True)
+        print(f"[{done}/{len(tasks)}] folds; about {duration(left)} left", file=sys.stderr, flush=True)
     frame = pd.DataFrame([asdict(score) for score in scores])
     _write(frame, out)
     return frame
@@ -124,7 +125,7 @@ def read_pool(
     people = np.bincount(pool.site, minlength=len(pool.sites))
     kept = pool[people[pool.site] >= least]
     if len(np.unique(kept.site)) < 2:
-        raise InputError(f"{table} has fewer than two sites with {least} people; nothing can be compared.")
+        raise InputError(f"{table} has fewer than two sites with {least} people; give a larger table.")
     return Path(table).stem, kept
 
 

@@ -94,7 +94,7 @@ def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Se
 def read_settings(path: Path) -> Settings:
     """Read settings as :func:`equipool.evaluate.selection.select` writes them."""
     if not path.is_file():
-        raise InputError(f"{path} does not exist; `equipool select` writes such a file as DIR/settings.json.")
+        raise InputError(f"{path} does not exist; give the DIR/settings.json that `equipool select` wrote.")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         for dataset, methods in found.items():
@@ -105,7 +105,7 @@ def read_settings(path: Path) -> Settings:
                     raise TypeError("not a mapping")
     except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{path} holds no settings ({error}); expected JSON such as "
+            f"{path} holds no settings ({error}); give JSON such as "
             '{"german": {"ours": {"power": 10.0}}}, as `equipool select` writes it.'
         ) from error
     return found

@@ -21,6 +21,7 @@ import pandas as pd
 from equipool.evaluate.methods import METHODS, fingerprint, make_method, read_settings
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.progress import Progress, duration
 
 if TYPE_CHECKING:
     import optuna
@@ -67,9 +68,9 @@ def select(
     the settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
     """
     if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance is a share of the best accuracy, from 0 to 1. Got {tolerance}.")
+        raise InputError(f"tolerance must be a share of the best accuracy, from 0 to 1. Got {tolerance}.")
     if trials < 1:
-        raise InputError(f"A search needs at least one trial. Got {trials}.")
+        raise InputError(f"trials must be at least 1. Got {trials}.")
     spaces = {method: search_space(method) for method in methods}
     out.mkdir(parents=True, exist_ok=True)
     chosen: dict[str, dict[str, Any]] = {}
@@ -124,6 +125,7 @@ def _search(
     parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
     study = _study(out / f"{dataset}-{method}.journal", _name(dataset, method, space, parts))
     with Parallel(n_jobs=jobs or os.cpu_count()) as parallel:
+        progress = Progress(method, trials - len(_complete(study)))
         while len(done := _complete(study)) < trials:
             # Seeded by the number of trials, so that a search that was killed goes on as it would have.
             study.sampler = optuna.samplers.TPESampler(seed=len(done), multivariate=True)
@@ -135,7 +137,11 @@ def _search(
             trial.set_user_attr("acc", acc)
             trial.set_user_attr("auc", auc)
             study.tell(trial, [acc, abs(auc - 0.5)])
-            _say(f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}")
+            left = progress.left(progress.total - (trials - len(done) - 1))
+            _say(
+                f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
+                f"about {duration(left)} left for {method}"
+            )
     trials_done = _complete(study)[:trials]
     table = pd.DataFrame([trial.user_attrs for trial in trials_done], columns=["acc", "auc"])
     return table.assign(parameters=[trial.params for trial in trials_done])

@@ -36,7 +36,7 @@ class Encoding:
             if wrong:
                 raise InputError(
                     f"The covariate {name!r} is {labels[wrong[0]]!r} in row {wrong[0] + 1}; at fit it was "
-                    f"one of {', '.join(levels)}."
+                    f"one of {', '.join(levels)}; correct it, or leave the row out."
                 )
             columns |= {f"{name}={level}": (labels == level).astype(float) for level in levels[1:]}
         return pd.DataFrame(columns, index=frame.index)

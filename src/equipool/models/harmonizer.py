@@ -385,7 +385,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if unseen and self.unseen_site == "error":
             raise InputError(
                 f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. Use "
-                'unseen_site="adapt" to estimate it from its own rows, or "pooled" to leave them as they are.'
+                'unseen_site="adapt" (--unseen-site adapt) to estimate it from its own rows, or "pooled" to '
+                "leave them as they are."
             )
         return np.array([place.get(str(label), -1) for label in labels], dtype=np.intp)
 
@@ -485,7 +486,8 @@ def _given_sites(site: Any, rows: int) -> NDArray[Any]:
     missing = [k for k, label in enumerate(labels) if label is None]
     if missing:
         raise InputError(
-            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out to have it inferred."
+            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out (--site none) to "
+            "have it inferred."
         )
     return labels
 

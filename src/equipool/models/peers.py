@@ -24,6 +24,8 @@ PEERS = {
     "covbat": "chen",
     "covbat-gam": "covbat_gam",
 }
+LINEAR = {"combat-gam": "combat", "covbat-gam": "covbat"}
+SPLINE_VALUES = 10  # distinct ones that combatlearn asks for
 
 
 class Raw(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -60,8 +62,15 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ) from None
         if self.method not in PEERS:
             raise InputError(f"There is no peer {self.method!r}; there are {', '.join(PEERS)}.")
-        self.combat_ = ComBat(**self._metadata(site, covariates), method=PEERS[self.method])
-        self.combat_.fit(pd.DataFrame(np.asarray(X, dtype=np.float64)))
+        metadata = self._metadata(site, covariates)
+        self.combat_ = ComBat(**metadata, **_variant(self.method, metadata.get("continuous_covariates")))
+        try:
+            self.combat_.fit(pd.DataFrame(np.asarray(X, dtype=np.float64)))
+        except (ValueError, np.linalg.LinAlgError) as error:
+            raise InputError(
+                f"combatlearn's {self.method} cannot be fitted here ({str(error).splitlines()[0]}); name the "
+                "methods to compare without it, with --methods."
+            ) from error
         return self
 
     def transform(self, X: Any, *, site: Any, covariates: Any = None) -> NDArray[np.float64]:
@@ -77,3 +86,13 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 values, columns=[f"c{k}" for k in range(values.shape[1])]
             )
         return given
+
+
+def _variant(method: str, covariates: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the settings of a peer; splines only where a covariate has enough values."""
+    if method not in LINEAR or covariates is None:
+        return {"method": PEERS[method]}
+    smooth = [name for name in covariates if covariates[name].nunique() >= SPLINE_VALUES]
+    if not smooth:
+        return {"method": PEERS[LINEAR[method]]}
+    return {"method": PEERS[method], "smooth_terms": smooth}

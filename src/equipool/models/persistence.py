@@ -90,7 +90,11 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         facts = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         content = (folder / "model.safetensors").read_bytes()
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{folder} holds no equipool model that can be read ({error}).") from error
+        reason = getattr(error, "strerror", None) or "its JSON is damaged"
+        raise InputError(
+            f"{folder} holds no equipool model that can be read ({reason}); give the folder that "
+            "`harmonize` or save() wrote."
+        ) from error
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         seen = facts.get("schema") if isinstance(facts, dict) else None
         raise InputError(
@@ -100,7 +104,10 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     if facts.get("checksum", _checksum(facts)) != _checksum(facts):  # files of early versions have none
         raise InputError(f"{folder} is damaged: model.json is not as it was written. Save the model again.")
     if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
-        raise InputError(f"{folder} is damaged: model.safetensors is not the file that model.json names.")
+        raise InputError(
+            f"{folder} is damaged: model.safetensors is not the file that model.json names; copy the folder "
+            "anew, or fit again."
+        )
     own = _with_own_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
     try:
         _require_facts(facts)
@@ -112,7 +119,9 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
                 f"{folder} does not fit the {' and '.join(own)} given ({type(error).__name__}); give fresh "
                 "modules of the same architecture as at fit."
             ) from error
-        raise InputError(f"{folder} is damaged: {type(error).__name__} while it was rebuilt.") from error
+        raise InputError(
+            f"{folder} is damaged: {type(error).__name__} while it was rebuilt; copy it anew, or fit again."
+        ) from error
 
 
 def _checksum(facts: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from equipool.progress import duration
+
 __all__ = ["History", "site_batches", "train"]
 
 
@@ -92,7 +94,8 @@ def train(
         if progress:
             left = (time.perf_counter() - start) / (epoch + 1) * (epochs - epoch - 1)
             say_progress(
-                f"{progress}: epoch {epoch + 1} of at most {epochs}, {left:.0f} s left", epoch + 1 == epochs
+                f"{progress}: epoch {epoch + 1} of at most {epochs}, about {duration(left)} left",
+                epoch + 1 == epochs,
             )
         if validate is None:
             continue
@@ -109,11 +112,9 @@ def train(
 
 
 def say_progress(text: str, last: bool) -> None:
-    """Write one line that replaces itself on a terminal; in a pipe or a log only the last one is written."""
+    """Write one line that replaces itself on a terminal; nothing in a pipe or a log."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _one_epoch(

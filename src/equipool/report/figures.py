@@ -85,7 +85,7 @@ def check_figure_path(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path.name} is no picture that equipool writes; end it in {', '.join(FORMATS)}.")
     if not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: the folder {path.parent} does not exist.")
+        raise InputError(f"{path} cannot be written: the folder {path.parent} does not exist; make it first.")
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

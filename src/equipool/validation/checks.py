@@ -135,7 +135,7 @@ def _missing_features(inputs: Inputs, policy: Missing, text: set[tuple[str, int]
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
     columns = [inputs.feature_names[k] for k in np.flatnonzero(empty.any(axis=0))]
     level: Level = "error" if policy == "error" else "warning"
-    remedy = 'fill them in, drop them, or choose missing="impute"'
+    remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
     if policy == "impute":
         remedy = "they will be imputed"
     yield Finding(

@@ -83,7 +83,9 @@ def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
     >>> rows_text([2]), rows_text([0, 1], ids=["s1", "s2"])
     ('row 3', 'rows 1 (s1), 2 (s2)')
     """
-    named = [f"{row + 1}" if ids is None else f"{row + 1} ({ids[row]})" for row in rows[:SHOWN]]
+    named = [
+        f"{row + 1}" if ids is None or ids[row] is None else f"{row + 1} ({ids[row]})" for row in rows[:SHOWN]
+    ]
     more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
     return f"row{'s' if len(rows) != 1 else ''} {', '.join(named)}{more}"
 

@@ -167,7 +167,7 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
             continue
         lower = {column.lower(): column for column in columns}
         near = lower.get(name.lower()) or next(iter(difflib.get_close_matches(name, columns, n=1)), None)
-        hint = f"did you mean {near!r}?" if near else f"the columns are {listed(columns, shown=12)}."
+        hint = f"did you mean {near!r}?" if near else f"add it, or name one of {listed(columns, shown=12)}."
         raise InputError(f"The table has no column {name!r}; {hint}")
 
 
@@ -183,8 +183,8 @@ def _refuse_double_roles(roles: Sequence[str]) -> None:
     for role in roles:
         if roles.count(role) > 1:
             raise InputError(
-                f"Column {role!r} was given two roles; a column can be the site, a covariate, the target or "
-                "the id, but only one of them."
+                f"Column {role!r} was given two roles; give it one: the site, a covariate, the target or "
+                "the id."
             )
 
 
@@ -219,7 +219,7 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
         if hits & taken:
             raise InputError(
                 f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target, the id, "
-                "or to be ignored."
+                "or to be ignored; leave it out."
             )
         matched |= hits
     return [name for name in frame.columns if name in matched]
@@ -271,7 +271,7 @@ def parse_covariates(
         cell = cells[0]
         raise InputError(
             f"The covariate {cell.column!r} is {cell.value!r} in row {cell.row + 1}, which was "
-            "not seen at fit."
+            "not seen at fit; correct it, or leave the row out."
         )
     if not np.isfinite(numbers).all():
         row, column = np.argwhere(~np.isfinite(numbers))[0]

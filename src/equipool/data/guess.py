@@ -1,0 +1,99 @@
+"""Guess by their names what the columns of a table are: its site, covariates, target and ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from equipool.exceptions import InputError
+
+__all__ = ["ROLES", "GuessedRoles", "guess_roles"]
+
+ROLES = ("site", "covariates", "target", "id")
+
+# What people call them, in lower case without separators; the first group with a match is taken, and two
+# matches in one group are too many.
+NAMES: dict[str, tuple[str, ...]] = {
+    "site": (
+        "site",
+        "siteid sitename sitecode acquisitionsite",
+        "scanner scannerid scannername centre center centreid centerid",
+        "batch batchid",
+        "institution institutionname institute hospital",
+        "manufacturer manufacturermodelname manufacturersmodelname vendor",
+    ),
+    "age": ("age", "ageyears ageyrs ageyr ageinyears ageatscan ageatvisit ageatmri agescan"),
+    "sex": ("sex", "gender"),
+    "target": (
+        "dx diagnosis",
+        "dxgroup diagnosisgroup diagnosticgroup dxbl researchgroup clinicalgroup",
+        "group",
+    ),
+    "id": (
+        "participantid",
+        "subject subjectid subjid subid sub",
+        "participant patientid patient personid person ptid",
+        "id",
+    ),
+}
+
+
+class GuessedRoles(TypedDict, total=False):
+    """The roles that were guessed; one that no column's name fits is not among them."""
+
+    site: str
+    covariates: list[str]
+    target: str
+    id: str
+
+
+def guess_roles(
+    columns: Iterable[str], *, roles: Sequence[str] = ROLES, taken: Iterable[str] = ()
+) -> GuessedRoles:
+    """Return what the columns of a table are by their names; upper case and separators do not matter.
+
+    Parameters
+    ----------
+    columns
+        The table's column names, or a data frame.
+    roles
+        Which roles to guess.
+    taken
+        Columns that have a role already.
+
+    Examples
+    --------
+    >>> guess_roles(["Subject ID", "Scanner", "AGE", "Sex", "volume"])
+    {'site': 'Scanner', 'covariates': ['AGE', 'Sex'], 'id': 'Subject ID'}
+    """
+    known = {*taken}
+    free = {name: _plain(name) for name in map(str, columns) if name not in known}
+    found: GuessedRoles = {}
+    if "site" in roles and (site := _find(free, "site", "--site")):
+        found["site"] = site
+    if "covariates" in roles:
+        each = [_find(free, what, "--covariate") for what in ("age", "sex")]
+        if names := [name for name in each if name]:
+            found["covariates"] = names
+    if "target" in roles and (target := _find(free, "target", "--target")):
+        found["target"] = target
+    if "id" in roles and (id := _find(free, "id", "--id")):
+        found["id"] = id
+    return found
+
+
+def _find(columns: dict[str, str], what: str, flag: str) -> str | None:
+    for group in NAMES[what]:
+        fits = [name for name, plain in columns.items() if plain in group.split()]
+        if len(fits) > 1:
+            raise InputError(
+                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; say which with {flag}."
+            )
+        if fits:
+            return fits[0]
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
