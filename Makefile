@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test venv lint types layers tests clean
+.PHONY: demo test venv lint types layers tests fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into .venv and run the main job on data the package makes itself"
 	@echo "make test   install and run lint, types, import layers, doctests and tests"
+	@echo "make fuzz   thousands of damaged tables, images and models (slow)"
 	@echo "make venv   install only"
 	@echo "make clean  remove .venv, caches and the demo's output"
 
@@ -42,6 +43,9 @@ layers: venv
 
 tests: venv
 	$(BIN)/python -m pytest
+
+fuzz: venv
+	$(BIN)/python -m pytest -m fuzz tests/fuzz
 
 clean:
 	rm -rf $(VENV) equipool-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

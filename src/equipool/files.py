@@ -16,7 +16,10 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut after the rename could leave an empty file
         partial.replace(path)
     except BaseException as error:  # an interruption too leaves nothing behind
         with suppress(OSError):

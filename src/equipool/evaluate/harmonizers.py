@@ -144,9 +144,12 @@ def make_harmonizer(method: str) -> Any:
 
 
 def score_fold(
-    pool: PooledDataset, table: str, repeat: int, fold: int, methods: Sequence[str]
+    pool: PooledDataset, table: str, repeat: int, fold: int, methods: Sequence[str] | dict[str, Any]
 ) -> list[Score]:
-    """Fit on four fifths of every site and judge on the last."""
+    """Fit on four fifths of every site and judge on the last.
+
+    ``methods`` are names of :data:`HARMONIZERS`, or harmonizers of one's own by name.
+    """
     from threadpoolctl import threadpool_limits
 
     train, test = pool.folds(5, stratify="site", random_state=repeat)[fold]
@@ -156,26 +159,28 @@ def score_fold(
         warnings.simplefilter("ignore")  # readers' remarks on convergence, peers' on small sites
         alone = _adversary(c[train], site[train], c[test], site[test])
         for method in methods:
-            start = time.process_time()
-            a, b = _applied(make_harmonizer(method), pool, train, test)
-            seconds = time.process_time() - start
-            broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
-            a, b = np.nan_to_num(a), np.nan_to_num(b)
-            score = Score(
-                table=table,
-                method=method,
-                repeat=repeat,
-                fold=fold,
-                adv=_adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
-                adv_age=alone,
-                age=_r2(a, c[train, 0], b, c[test, 0]),
-                lso=_left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
-                auc=_auc(pool, train, test, a, b),
-                broken=broken,
-                seconds=seconds,
-            )
-            scores.append(score)
+            harmonizer = methods[method] if isinstance(methods, dict) else make_harmonizer(method)
+            found = _judged(harmonizer, pool, train, test)
+            scores.append(Score(table, method, repeat, fold, adv_age=alone, **found))
     return scores
+
+
+def _judged(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> dict[str, float]:
+    """Fit on train, and judge both parts as harmonized."""
+    site, c = pool.site_labels, pool.C
+    start = time.process_time()
+    a, b = _applied(harmonizer, pool, train, test)
+    seconds = time.process_time() - start
+    broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
+    a, b = np.nan_to_num(a), np.nan_to_num(b)
+    return {
+        "adv": _adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
+        "age": _r2(a, c[train, 0], b, c[test, 0]),
+        "lso": _left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
+        "auc": _auc(pool, train, test, a, b),
+        "broken": broken,
+        "seconds": seconds,
+    }
 
 
 def _applied(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> tuple[FloatArray, FloatArray]:

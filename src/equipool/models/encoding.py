@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from equipool.exceptions import InputError
-from equipool.validation.inputs import parse_labels
+from equipool.validation.inputs import as_numbers, parse_labels
 
 __all__ = ["Encoding", "covariate_frame", "encode"]
 
@@ -48,7 +48,7 @@ def encode(frame: pd.DataFrame) -> Encoding:
     for name in frame.columns:
         column = frame[name]
         said = isinstance(column.dtype, pd.CategoricalDtype)
-        if not said and pd.to_numeric(column, errors="coerce").notna().any():
+        if not said and as_numbers(column).notna().any():
             continue  # numbers, perhaps with a slip: the validator names the cell
         labels = parse_labels(column)
         levels = sorted({label for label in labels if label is not None})

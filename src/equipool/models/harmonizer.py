@@ -50,6 +50,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Weight of the pooled covariance against a site's own, in people; larger removes less of the site's and
         keeps more of the people's. ``None``: the least that costs held-out people next to nothing;
         ``numpy.inf``: covariances are left as they are, as in ComBat.
+    bending
+        Whether sites may bend features, as a gamma does: their skewness is then brought to the pool's.
+        ``None``: where held-out people show it.
     random_state
         Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
 
@@ -84,12 +87,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         reference_site: str | None = None,
         missing: Missing = "error",
         mixing: float | None = None,
+        bending: bool | None = None,
         random_state: int | None = None,
     ) -> None:
         self.unseen_site = unseen_site
         self.reference_site = reference_site
         self.missing = missing
         self.mixing = mixing
+        self.bending = bending
         self.random_state = random_state
 
     # -- fit -----------------------------------------------------------------------------------------------
@@ -142,21 +147,27 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._standardise(array, design.weight)
         self.support_ = _support(inputs, self.sites_)
         z = self._standardised(self._filled_at_fit(array, design))
-        self.model_ = fit_site_model(z, design, mixing=self.mixing)
+        self.model_ = fit_site_model(z, design, mixing=self.mixing, bending=self.bending)
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
         self._warn_of_small_sites()
         return self
 
-    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+    def check_settings(self) -> None:
+        """Refuse settings that mean nothing."""
         for name, value, allowed in (
             ("unseen_site", self.unseen_site, ("error", "pooled", "adapt")),
             ("missing", self.missing, ("error", "impute")),
         ):
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
-        if self.mixing is not None and not self.mixing > 0:
+        if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
             raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
+        if self.bending not in (None, True, False):
+            raise InputError(f"bending must be True, False or None. Got {self.bending!r}.")
+
+    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+        self.check_settings()
         one_site = not site_given and len(set(inputs.site)) == 1
         check_inputs(inputs, missing=self.missing, one_site=one_site)
         names = sorted(set(inputs.site.astype(str)))
@@ -209,7 +220,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         filled = np.where(empty, self.feature_mean_, array)
         for _ in range(3):
             z = self._standardised(filled)
-            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0)
+            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False)
             told = _measured(model, np.zeros_like(z), model.expected(design.c), design.site)
             left = np.where(empty[:, self.moved_], np.nan, z - told)
             # With a residual of somebody else, or a site with many gaps would seem to vary less.

@@ -22,6 +22,7 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
+from equipool.models.bend import Bend, no_bend
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
@@ -34,11 +35,15 @@ SCHEMA = 1
 ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
 HARMONIZER_ARRAYS = ("feature_mean_", "feature_scale_", "moved_", "atoms_", "readers_")
 MODEL_ARRAYS = tuple(
-    field.name for field in fields(SiteModel) if field.name not in ("trend", "mixing", "curvature", "gain")
+    field.name
+    for field in fields(SiteModel)
+    if field.name not in ("trend", "bend", "mixing", "curvature", "gain")
 )
 FRAMES = ("site_effects_", "support_")
 GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
 MODULES = ("encoder", "decoder")
+# What rebuilding meets in files that nobody's save wrote.
+ODD = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, MemoryError)
 OWN_MODULE = "module"  # what the settings say in place of a torch module, whose code is not saved
 
 
@@ -58,6 +63,7 @@ def save(estimator: Any, folder: str | Path) -> Path:
         facts, numbers = _pooler_state(estimator)
     content = to_bytes(numbers)
     facts = _common_facts(estimator) | facts | {"sha256": hashlib.sha256(content).hexdigest()}
+    facts["checksum"] = _checksum(facts)
     folder.mkdir(parents=True, exist_ok=True)
     # The JSON names the numbers by their hash, so a model is whole or is refused.
     write_whole(folder / "model.safetensors", content)
@@ -83,7 +89,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     try:
         facts = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         content = (folder / "model.safetensors").read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "its JSON is damaged"
         raise InputError(
             f"{folder} holds no equipool model that can be read ({reason}); give the folder that "
@@ -95,6 +101,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
             f"{folder} holds a model of schema {seen!r}; this release reads schema {SCHEMA}. Load it with "
             f"the release that wrote it ({facts.get('equipool') if isinstance(facts, dict) else 'unknown'})."
         )
+    if facts.get("checksum", _checksum(facts)) != _checksum(facts):  # files of early versions have none
+        raise InputError(f"{folder} is damaged: model.json is not as it was written. Save the model again.")
     if hashlib.sha256(content).hexdigest() != facts.get("sha256"):
         raise InputError(
             f"{folder} is damaged: model.safetensors is not the file that model.json names; copy the folder "
@@ -102,9 +110,10 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         )
     own = _with_own_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
     try:
+        _require_facts(facts)
         rebuild = _rebuild_harmonizer if facts["estimator"] == "SiteHarmonizer" else _rebuild
         return rebuild(facts, from_bytes(content))
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
+    except (*ODD, SafetensorError) as error:
         if own:
             raise InputError(
                 f"{folder} does not fit the {' and '.join(own)} given ({type(error).__name__}); give fresh "
@@ -113,6 +122,51 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         raise InputError(
             f"{folder} is damaged: {type(error).__name__} while it was rebuilt; copy it anew, or fit again."
         ) from error
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    """Return a hash of what model.json says beside the hash itself."""
+    said = {name: value for name, value in facts.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _require_facts(facts: dict[str, Any]) -> None:
+    """Refuse what no model says of its sites, features and covariates, before anything is built from it."""
+    names, sites = facts["feature_names"], facts["sites"]
+    _texts(sites), _texts(names or [])
+    if (
+        type(facts["n_features"]) is not int
+        or facts["n_features"] < 1
+        or (names is not None and len(names) != facts["n_features"])
+    ):
+        raise ValueError("features")
+    if not sites or len(set(sites)) != len(sites):
+        raise ValueError("sites")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError("names must be text")
+    return tuple(value)
+
+
+def _require_number(value: Any, *, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < np.inf:
+        raise ValueError(f"{value!r} is no number from {least}")
+    return float(value)
+
+
+def _require_shapes(model: SiteModel, estimator: SiteHarmonizer) -> None:
+    """Refuse arrays that do not belong together or are not finite."""
+    n_sites, p = len(estimator.sites_), int(estimator.moved_.sum())
+    shapes = {"shift": (n_sites, p), "error": (n_sites, p), "spread": (n_sites, p), "people": (n_sites,)}
+    shapes |= {"centre": (p,), "residual": (p,), "between": (p,), "start": (n_sites + 1,)}
+    for name, shape in shapes.items():
+        array = getattr(model, name)
+        if array.shape != shape or not np.isfinite(array).all():
+            raise ValueError(f"{name} has shape {array.shape}")
+    if estimator.moved_.shape != (estimator.n_features_in_,) or model.bend.amount.shape != (n_sites, p):
+        raise ValueError("features")
 
 
 def _with_own_modules(folder: Path, facts: dict[str, Any], given: dict[str, nn.Module | None]) -> list[str]:
@@ -179,6 +233,7 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     model, encoding = estimator.model_, estimator.encoding_
     arrays = {f"model.{name}": getattr(model, name) for name in MODEL_ARRAYS}
     arrays |= {f"trend.{name}": value for name, value in vars(model.trend).items()}
+    arrays |= {f"bend.{name}": value for name, value in vars(model.bend).items()}
     arrays |= {name: getattr(estimator, name) for name in HARMONIZER_ARRAYS}
     numbers = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
     frames = {name: getattr(estimator, name).to_dict("split") for name in FRAMES}
@@ -203,22 +258,30 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     for name in HARMONIZER_ARRAYS:
         setattr(estimator, name, arrays[name])
     trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
+    # Models saved before sites could bend have none of it.
+    bend = {k[5:]: v for k, v in arrays.items() if k.startswith("bend.")}
     estimator.model_ = SiteModel(
         trend=trend,
-        mixing=np.inf if facts["mixing"] is None else facts["mixing"],
-        curvature=facts["curvature"],
-        gain=facts["gain"],
+        bend=Bend(**bend) if bend else no_bend(*arrays["model.shift"].shape),
+        mixing=np.inf if facts["mixing"] is None else _require_number(facts["mixing"], least=1e-9),
+        curvature=_require_number(facts["curvature"], least=0.0),
+        gain=facts["gain"] is True,
         **{name: arrays[f"model.{name}"] for name in MODEL_ARRAYS},
     )
+    _require_shapes(estimator.model_, estimator)
+    estimator.check_settings()
     known = facts["encoding"]
     estimator.encoding_ = Encoding(
-        tuple(known["columns"]),
-        {name: tuple(levels) for name, levels in known["categories"].items()},
-        tuple(known["names"]),
-        tuple(levels and tuple(levels) for levels in known["levels"]),
+        _texts(known["columns"]),
+        {name: _texts(levels) for name, levels in known["categories"].items()},
+        _texts(known["names"]),
+        tuple(None if levels is None else _texts(levels) for levels in known["levels"]),
     )
     for name in FRAMES:
-        setattr(estimator, name, pd.DataFrame(**facts["frames"][name]))
+        frame = facts["frames"][name]
+        if any(len(row) != len(frame["columns"]) for row in frame["data"]):
+            raise ValueError(name)
+        setattr(estimator, name, pd.DataFrame(**frame))
     return estimator
 
 
@@ -257,4 +320,7 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
     network = network.double()
     network.load_state_dict({k[8:]: v for k, v in numbers.items() if k.startswith("network.")})
     estimator.network_ = network.eval()
+    if estimator.mask_ is None:
+        row = pd.DataFrame(np.zeros((1, facts["n_features"])), columns=facts["feature_names"])
+        estimator.transform(row if facts["feature_names"] else row.to_numpy())  # odd settings fail here
     return estimator

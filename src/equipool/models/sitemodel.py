@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.models.bend import Bend, fit_bend
 from equipool.models.trend import Trend, fit_trend
 
 __all__ = ["Design", "SiteModel", "find_atoms", "fit_site_model"]
@@ -75,6 +76,8 @@ class SiteModel:
     gain
         Whether sites stretch the trend with the people, as a scanner's gain does: feature = spread · (trend +
         shift + own); otherwise feature = trend + shift + spread · own, as in ComBat.
+    bend
+        What sites do to the own part that is not affine.
     """
 
     trend: Trend
@@ -94,6 +97,7 @@ class SiteModel:
     mixing: float
     curvature: float
     gain: bool
+    bend: Bend
 
     def expected(self, c: FloatArray) -> FloatArray:
         """Return the trend at covariates (rows, K)."""
@@ -101,11 +105,12 @@ class SiteModel:
 
     def own(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what is the person's own in rows of one site: residuals as the pool has them."""
-        return self._turn(self._residual(z, expected, site), site, -0.5)
+        straight = self.bend.straighten(self._residual(z, expected, site), site)
+        return self._turn(straight, site, -0.5)
 
     def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
-        own = self._turn(own, site, 0.5)
+        own = self.bend.bend(self._turn(own, site, 0.5), site)
         if self.gain:
             return (expected + self.shift[site] + own) * self.spread[site]
         return expected + self.shift[site] + own * self.spread[site]
@@ -114,10 +119,12 @@ class SiteModel:
         """Return how likely each site would have measured each row, (rows, sites), up to a constant."""
         result = np.empty((len(z), len(self.shift)))
         for s in range(len(self.shift)):
-            r = self._residual(z, expected, s)
+            seen = self._residual(z, expected, s)
+            r = self.bend.straighten(seen, s)
             white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
             squares, determinant = _gaussian(white, *self._directions(s), rest=self._rest(s))
             result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
+            result[:, s] += self.bend.log_slope(seen, s)
         return result
 
     def with_site(self, z: FloatArray, expected: FloatArray) -> SiteModel:
@@ -153,6 +160,7 @@ class SiteModel:
             vectors=np.vstack([self.vectors, vectors]),
             values=np.append(self.values, values),
             start=np.append(self.start, self.start[-1] + len(values)),
+            bend=self.bend.with_site(),
         )
 
     def _residual(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
@@ -188,11 +196,13 @@ def fit_site_model(
     mixing: float | None = None,
     curvature: float | None = None,
     gain: bool | None = None,
+    bending: bool | None = None,
 ) -> SiteModel:
     """Fit the closed form to standardised features; ``None``: shrinkage chosen on held-out people.
 
     The trend is the straightest whose held-out squared error is hardly above the best; whether sites stretch
-    it is what makes held-out people more likely; the mixing is the strongest that they can bear.
+    it is what foretells held-out people better; sites bend where held-out people show the same skewness; the
+    mixing is the strongest that they can bear.
     """
     trend = fit_trend(design.c, design.weight)
     basis, bends = trend(design.c), trend.bends
@@ -209,7 +219,8 @@ def fit_site_model(
     error = np.sqrt(np.outer(np.diag(fitted.inverse)[: design.n_sites], fitted.noise * people.sum() / free))
     centre = people @ shift / people.sum()
     between, shift = _shrink_shifts(shift - centre, error)
-    residuals = fitted.residuals
+    bend = fit_bend(fitted.residuals, design.site, design.weight, design.fold, design.n_sites, bending)
+    residuals = _straight(fitted.residuals, design, bend)
     model = SiteModel(
         trend=trend,
         coefficients=fitted.solution[design.n_sites :][: len(trend.mean)],
@@ -228,8 +239,18 @@ def fit_site_model(
         mixing=np.inf,
         curvature=curvature,
         gain=gain,
+        bend=bend,
     )
     return _with_mixing(model, residuals, design, mixing)
+
+
+def _straight(residuals: FloatArray, design: Design, bend: Bend) -> FloatArray:
+    if not bend.amount.any():
+        return residuals
+    result = residuals.copy()
+    for s, (rows, _) in enumerate(_by_site(design)):
+        result[rows] = bend.straighten(residuals[rows], s)
+    return result
 
 
 def _beside(extra: FloatArray, basis: FloatArray, weight: FloatArray) -> FloatArray:

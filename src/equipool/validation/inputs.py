@@ -225,6 +225,14 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
     return [name for name in frame.columns if name in matched]
 
 
+def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return what of a column can be read as numbers, NaN elsewhere."""
+    try:
+        return pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # an integer of hundreds of digits, which pandas does not coerce
+        return pd.to_numeric(column.astype(str).where(column.notna()), errors="coerce")
+
+
 def _not_numbers(column: pd.Series[Any]) -> str:
     """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
     present = column.dropna()
@@ -234,7 +242,7 @@ def _not_numbers(column: pd.Series[Any]) -> str:
         return "dates"
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return ""
-    parsed = pd.to_numeric(present, errors="coerce").notna().mean() if len(present) else 0.0
+    parsed = as_numbers(present).notna().mean() if len(present) else 0.0
     return "" if parsed >= 0.5 else "text"
 
 
@@ -291,7 +299,7 @@ def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, tuple[TextCell, ...]]:
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         column = frame[name]
-        parsed = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        parsed = as_numbers(column).to_numpy(dtype=np.float64, na_value=np.nan)
         values[:, k] = parsed
         bad = np.flatnonzero(column.notna().to_numpy() & np.isnan(parsed))
         cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in bad]
