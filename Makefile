@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test venv lint types layers tests fuzz clean
+.PHONY: demo test venv browser lint types layers tests fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test   install and run lint, types, import layers, doctests and tests"
 	@echo "make fuzz   thousands of damaged tables, images and models (slow)"
 	@echo "make venv   install only"
+	@echo "make browser  try to install Chromium, in which the report is tested"
 	@echo "make clean  remove .venv, caches and the demo's output"
 
 venv: $(STAMP)
@@ -41,7 +42,13 @@ types: venv
 layers: venv
 	$(BIN)/lint-imports
 
-tests: venv
+# The report's tests want a browser; where there is none and none can be had, they skip and say so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -q chromium >/dev/null 2>&1; } \
+	  || echo "No Chromium here: the browser tests of the report will be skipped."
+
+tests: venv browser
 	$(BIN)/python -m pytest
 
 fuzz: venv

@@ -23,6 +23,7 @@ from equipool.commands import (
     demo,
     harmonize,
     preprocess,
+    report,
     select,
     simulate,
 )
@@ -34,7 +35,19 @@ __all__ = ["main"]
 WIDTH = 80
 WRONG_CALL, OUR_FAULT, INTERRUPTED, READER_LEFT = 2, 3, 130, 128 + 13
 
-COMMANDS = (demo, check, harmonize, apply, benchmark, simulate, preprocess, select, datasets, completion)
+COMMANDS = (
+    demo,
+    check,
+    harmonize,
+    apply,
+    report,
+    benchmark,
+    simulate,
+    preprocess,
+    select,
+    datasets,
+    completion,
+)
 
 START = """\
 start here:

@@ -30,6 +30,8 @@ BLOCK = 16  # volumes in memory at a time
 KEY = ("participant_id", "session")
 OWN = (
     "summary.json",
+    "account.json",
+    "report.html",
     "participants.tsv",
     "sub-*/sub-*_sessions.tsv",
     "codes.tsv",

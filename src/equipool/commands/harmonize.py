@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from equipool.commands.outputs import add_json, announce, check_out, whole_or_nothing
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.commands.progress import reported
+from equipool.commands.report import report_on_images, report_on_table
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.progress import duration
@@ -64,6 +65,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
     )
+    command.add_argument("--no-report", action="store_true", help="leave out the report, which takes a while")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
     add_json(command)
     command.set_defaults(
@@ -91,7 +93,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _call(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what makes a run the same as an earlier one."""
-    beside = ("command", "name", "go_on", "config", "no_guess", "table", "out", "jobs", "dry_run", "json")
+    beside = (
+        "command",
+        "name",
+        "go_on",
+        "config",
+        "no_guess",
+        "table",
+        "out",
+        "jobs",
+        "dry_run",
+        "json",
+        "no_report",
+    )
     call = {name: value for name, value in vars(arguments).items() if name not in beside}
     call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
     return {"source": str(arguments.table.resolve()), **call}
@@ -125,11 +139,10 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
         written = write_like(arguments.table, out, frame.assign(**{name: clean[name] for name in features}))
         summary = {**facts, **_counts(pool), "features": features}
         write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
-    announce(
-        arguments.json,
-        {"harmonized": written, "features": listed(features, shown=3), "model": out / "model"},
-        **{**_counts(pool), "features": features},
-    )
+    made = {"harmonized": written, "features": listed(features, shown=3), "model": out / "model"}
+    if not arguments.no_report:
+        made["report"] = report_on_table(arguments, frame, pool, clean.to_numpy())
+    announce(arguments.json, made, **{**_counts(pool), "features": features})
     return 0
 
 
@@ -173,24 +186,28 @@ def _harmonize_images(
         used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
         derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
         summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
+        pictures = None
         if arguments.statmap:
-            summary["significant"] = _statmaps(arguments, frame, volumes, people)
+            summary["significant"], pictures = _statmaps(arguments, frame, volumes, people)
         write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     made = {"harmonized": out / "sub-…" / "anat", "codes": out / "codes.tsv", "model": out / "model"}
     if arguments.statmap:
         made["t-maps"] = out / "statmaps"
+    if not arguments.no_report:
+        made["report"] = report_on_images(arguments, frame, pool, volumes, pooler, people, pictures)
     announce(arguments.json, made, **_counts(pool))
     return 0
 
 
 def _statmaps(
     arguments: argparse.Namespace, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
-) -> dict[str, int]:
-    """Write t-maps before and after with their picture; return how many voxels are significant."""
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Write t-maps before and after with their picture; return how many voxels are significant, and views."""
     import tempfile
 
     from equipool.data import Volumes
     from equipool.evaluate.statmaps import stat_map
+    from equipool.report.brains import statmap_pictures
     from equipool.report.figures import save_figure
     from equipool.report.statmaps import statmap_figure, write_statmap
 
@@ -211,7 +228,8 @@ def _statmaps(
         stem = f"{column}_{name.replace(' ', '-')}"
         write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
     save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{column}.png")
-    return {name: int(found.significant().sum()) for name, found in maps.items()}
+    pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
+    return {name: int(found.significant().sum()) for name, found in maps.items()}, pictures
 
 
 def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:

@@ -71,7 +71,7 @@ def statmap_figure(
     if truth is not None:
         truth = np.asarray(truth, dtype=np.float64)
         shown = shown | (truth != 0)
-    brain = _Brain(mask, affine, background)
+    brain = Brain(mask, affine, background)
     heights = brain.heights(slices, shown)
     rows = len(maps) + (truth is not None)
     figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * rows + 0.3), layout="constrained")
@@ -191,7 +191,7 @@ def _nifti(volume: FloatArray, affine: ArrayLike, intent: tuple[Any, ...], mni: 
     return gzip.compress(image.to_bytes(), mtime=0)
 
 
-class _Brain:
+class Brain:
     """A brain turned so that x goes right, y to the front and z up, and how to draw slices of it."""
 
     def __init__(self, mask: ArrayLike, affine: ArrayLike, background: ArrayLike) -> None:

@@ -1,0 +1,223 @@
+"""The account tells the truth: of a harmonizer that works, of one that does nothing, of one that lies."""
+
+import json
+
+import numpy as np
+import pytest
+
+import equipool as ep
+from equipool.data import PooledDataset, check
+from equipool.evaluate.account import Account, account_of_table, account_of_two_tables, best, verdict
+from equipool.evaluate.heldout import LEAST, HeldOut, held_out, make_folds
+from equipool.evaluate.views import boxes, effects, site_shares, worst
+from equipool.exceptions import InputError
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return ep.simulate_table(people=50, overlap=0.6, noise=0.06)
+
+
+@pytest.fixture(scope="module")
+def pool(truth):
+    return truth.pool
+
+
+@pytest.fixture(scope="module")
+def preflight(pool):
+    return check(pool.to_frame(), site="site", covariates="age", target="dx", id="id")
+
+
+@pytest.fixture(scope="module")
+def account(pool, preflight):
+    model = ep.SiteHarmonizer(random_state=0)
+    clean = model.fit_transform(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
+    return account_of_table(pool, clean, preflight)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Leave out what takes long: τ and t-SNE."""
+    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+    monkeypatch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
+    monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
+
+
+def reading(found, stage, who="training people"):
+    return best(found["readings"], stage, who)["mean"]
+
+
+def test_readers_find_the_site_before_and_hardly_after(account):
+    found = account.held_out
+    assert reading(found, "before") > 0.9
+    assert reading(found, "after") < 0.7
+    assert 0.15 < reading(found, "shuffled") < 0.55
+    assert np.mean(found["shares"]["after"]) < np.mean(found["shares"]["before"]) / 2
+
+
+def test_signals_are_read_before_and_after(account):
+    signals = account.held_out["signals"]
+    rows = list(zip(signals["what"], signals["where"], signals["after"], strict=True))
+    assert {(what, where) for what, where, _ in rows} == {
+        ("age", "all"),
+        ("age", "within sites"),
+        ("age", "left-out sites"),
+        ("dx", "all"),
+        ("dx", "within sites"),
+    }
+    assert all(after > 0.3 for _, _, after in rows)
+
+
+def test_the_account_survives_its_file(account):
+    again = Account.from_json(account.to_json())
+    assert again == account
+    assert "NaN" not in account.to_json()
+
+
+@pytest.mark.parametrize("text", ["{}", "no json", "[]", '{"version": 0}'])
+def test_a_foreign_account_is_refused(text):
+    with pytest.raises(InputError, match="account"):
+        Account.from_json(text)
+
+
+def test_no_ids_are_told(account, pool):
+    assert str(pool.ids[0]) not in account.to_json()
+
+
+def test_tau_comes_with_its_error_and_is_of_held_out_people(account, pool):
+    assert account.equivariance["error"] < 1e-6
+    assert len(account.maps["tau"]["x"]) < len(pool) / 2
+    assert "others" in account.equivariance["how"]
+
+
+def test_a_harmonizer_that_does_nothing_is_bad_news(pool, preflight, quick):
+    account = account_of_two_tables(pool, pool.features, preflight)
+    assert account.verdict[0]["level"] == "bad"
+    assert "Bad news" in account.verdict[0]["text"]
+    assert any("not cross-validated" in sentence for sentence in account.method)
+
+
+def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
+    noise = np.random.default_rng(0).normal(size=pool.features.shape)
+    found = held_out(pool, pool.features, lambda train: noise)
+    levels = {one["text"].split("(")[0]: one["level"] for one in verdict(found, "age")}
+    assert levels["Bad news: some of the signal of age was lost "] == "bad"
+
+
+def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
+    seen = []
+
+    class Spy(ep.SiteHarmonizer):
+        def fit(self, X, y=None, **given):
+            seen.append(len(X))
+            return super().fit(X, y, **given)
+
+    account_of_table(pool, pool.features, preflight, make=lambda: Spy(random_state=0))
+    assert len(seen) == 5
+    assert max(seen) <= 0.85 * len(pool)
+
+
+def test_a_person_is_never_split_and_a_small_site_never_held_out():
+    site = np.array(["A"] * 40 + ["B"] * 40 + ["C"] * (LEAST - 1))
+    pool = PooledDataset.from_arrays(np.arange(len(site), dtype=float)[:, None], site=site)
+    subject = np.repeat(np.arange(len(site) // 5 + 1), 5)[: len(site)]
+    subject[-LEAST:] = 100 + np.arange(LEAST)
+    folds = make_folds(pool, subject, 3, 0)
+    for train, test in folds:
+        assert not set(subject[train]) & set(subject[test])
+        assert "C" not in pool.site_labels[test]
+        assert set(pool.site_labels[train]) == {"A", "B", "C"}
+
+
+def test_sites_too_small_to_judge_are_said_to_be(quick):
+    truth = ep.simulate_table(people=4).pool
+    preflight = check(truth.to_frame(), site="site", covariates="age", id="id", target="dx")
+    account = account_of_two_tables(truth, truth.features, preflight)
+    assert account.held_out is None
+    assert "cannot be told" in account.verdict[0]["text"]
+    json.loads(account.to_json())
+
+
+def test_the_worse_reading_decides():
+    def found(after_held_out):
+        columns = ("stage", "reader", "fitted_on", "mean", "sd")
+        rows = [
+            (stage, "logistic", who, value, 0.01)
+            for who, after in (("training people", 0.34), ("held-out people", after_held_out))
+            for stage, value in (("before", 0.9), ("after", after), ("shuffled", 0.33))
+        ]
+        readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+        names = (
+            "what",
+            "measure",
+            "where",
+            "before",
+            "before_sd",
+            "after",
+            "after_sd",
+            "change",
+            "change_sd",
+        )
+        return HeldOut(readings, {name: [] for name in names}, {}, folds=5, people=100, sites=3)
+
+    assert verdict(found(0.34))[0]["level"] == "good"
+    assert verdict(found(0.60))[0]["level"] == "fair"
+    assert verdict(found(0.88))[0]["level"] == "bad"
+
+
+def test_a_share_of_variance_is_none_where_the_site_does_nothing():
+    rng = np.random.default_rng(0)
+    site = np.repeat(["A", "B", "C"], 60)
+    age = rng.uniform(20, 80, 180) + 30 * (site == "C")
+    own = 0.5 * age + rng.normal(size=180)  # differs between sites by age alone
+    x = np.column_stack([own, own + 40 * (site == "B"), np.ones(180)])
+    pool = PooledDataset.from_arrays(x, site=site, covariates=age, covariate_names=["age"])
+    share = site_shares(pool, x)
+    assert share[0] < 0.05
+    assert share[1] > 0.9
+    assert share[2] == 0
+    assert worst(share, share)[0] == 1
+
+
+def test_boxes_hold_quartiles_of_each_site(pool):
+    table = boxes(pool, pool.features, pool.features, list(pool.feature_names))
+    for low, q1, median, q3, high in zip(
+        *(table[name] for name in ("low", "q1", "median", "q3", "high")), strict=True
+    ):
+        assert low <= q1 <= median <= q3 <= high
+    assert sum(table["people"]) == 2 * len(pool) * len(pool.feature_names)
+
+
+def test_effects_meet_the_truth(truth):
+    pool = truth.pool
+    about, table = effects(pool, pool.features, truth.clean, list(pool.feature_names))
+    t = np.abs(table["harmonized_t"])
+    assert about["of"] == "dx"
+    assert t[truth.affected].min() > np.median(t[~truth.affected])
+    assert about["found"]["harmonized"] >= truth.affected.sum()
+
+
+def test_without_a_target_the_first_covariate_is_looked_at(truth):
+    frame = truth.pool.to_frame().drop(columns="dx")
+    pool = PooledDataset.from_frame(frame, site="site", covariates="age", id="id")
+    about, _ = effects(pool, pool.features, pool.features, list(pool.feature_names))
+    assert about["of"] == "age"
+    assert "No target" in about["note"]
+
+
+def test_of_three_classes_the_largest_two_are_compared(truth):
+    frame = truth.pool.to_frame()
+    frame.loc[:20, "dx"] = "MCI"
+    pool = PooledDataset.from_frame(frame, site="site", covariates="age", target="dx", id="id")
+    about, _ = effects(pool, pool.features, pool.features, list(pool.feature_names))
+    assert "two largest" in about["note"]
+    assert "MCI" not in about["contrast"]
+
+
+def test_column_names_of_ours_may_be_the_user_s(truth, preflight, quick):
+    frame = truth.pool.to_frame().rename(columns={"site": "scanner", "age": "site", "dx": "x"})
+    roles = {"site": "scanner", "covariates": "site", "target": "x", "id": "id"}
+    pool = PooledDataset.from_frame(frame, **roles)
+    account = account_of_two_tables(pool, pool.features, check(frame, **roles))
+    assert set(account.maps["before"]["site"]) == set(pool.sites)
+    assert account.maps["before"]["site (covariate)"][0] > 1

@@ -1,0 +1,201 @@
+"""The page of the report, without a browser: one file, escaped, with the account's numbers."""
+
+import base64
+import hashlib
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipool as ep
+from equipool.cli import main
+from equipool.data import PooledDataset, check
+from equipool.evaluate.account import Account, account_of_two_tables
+from equipool.report.html import report_page
+from equipool.report.svg import Panel, nice_ticks, number
+
+ROLES = ["--site", "site", "--covariate", "age", "--target", "dx", "--id", "id"]
+NASTY = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+    monkeypatch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
+    monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
+    monkeypatch.setattr("equipool.evaluate.heldout.MANY", 0)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    ep.simulate_table(people=40, features=6, overlap=0.7).pool.to_frame().to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def folder(table, tmp_path, capsys):
+    assert main(["harmonize", str(table), *ROLES, "--out", str(tmp_path / "out")]) == 0
+    assert "report.html" in capsys.readouterr().out
+    return tmp_path / "out"
+
+
+def account_of(frame, **roles):
+    pool = PooledDataset.from_frame(frame, **roles)
+    return account_of_two_tables(pool, pool.features, check(frame, **roles))
+
+
+def test_harmonize_writes_a_page_that_needs_nothing_else(folder, table):
+    page = (folder / "report.html").read_text()
+    assert not re.search(r"(?:src|href|url\()\s*=?\s*[\"']?(?:https?:|//|file:)", page)
+    assert "http" not in re.sub(r'createElementNS\("http://www.w3.org/2000/svg"', "", page).replace(
+        "http-equiv", ""
+    )
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+    assert "default-src 'none'" in policy.replace("&#39;", "'")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        text = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)[1]
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
+    assert hashlib.sha256(table.read_bytes()).hexdigest() in page
+
+
+def test_sections_come_in_order(folder):
+    page = (folder / "report.html").read_text()
+    titles = re.findall(r"<h2[^>]*>([^<]+)</h2>", page)
+    assert titles == [
+        "What went in",
+        "Did it work?",
+        "What it looks like",
+        "What it found",
+        "How to cite and reproduce",
+    ]
+    assert re.findall(r"<h1>([^<]+)</h1>", page) == ["Harmonization report: table.csv"]
+
+
+def test_the_page_holds_the_account_s_numbers(folder):
+    page = (folder / "report.html").read_text()
+    account = Account.from_json((folder / "account.json").read_text())
+    data = dict(re.findall(r'<script type="application/json" id="data-([\w-]+)">(.*?)</script>', page, re.S))
+    assert json.loads(data["site"]) == account.held_out["readings"]
+    assert json.loads(data["effects"]) == account.effects["table"]
+    assert set(re.findall(r'<figure id="([\w-]+)"', page)) - {"causes"} == set(data)
+    for sentence in account.verdict:
+        assert sentence["text"] in page
+
+
+def test_every_drawing_has_an_alt_text(folder):
+    page = (folder / "report.html").read_text()
+    drawings = re.findall(r"<svg viewBox=\"0 0 360[^>]*>", page)
+    assert len(drawings) > 10
+    assert all(re.search(r'role="img" aria-label="[^"]{20,}"', drawing) for drawing in drawings)
+
+
+def test_report_makes_the_same_page_again_without_fitting(folder, capsys, monkeypatch):
+    page = folder / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    monkeypatch.setattr("equipool.models.SiteHarmonizer.fit", None)
+    assert main(["report", str(folder)]) == 0
+    assert page.read_bytes() == before
+    assert str(page) in capsys.readouterr().out
+
+
+def test_no_report_leaves_it_out(table, tmp_path):
+    out = tmp_path / "out"
+    assert main(["harmonize", str(table), *ROLES, "--out", str(out), "--no-report"]) == 0
+    assert not (out / "report.html").exists()
+    assert not (out / "account.json").exists()
+    assert main(["report", str(out)]) == 2
+
+
+def test_anybody_s_table_is_judged_whatever_its_order(table, folder, tmp_path):
+    after = pd.read_csv(folder / "harmonized.csv").sample(frac=1, random_state=0)
+    after.drop(columns=["age", "dx"]).to_csv(tmp_path / "after.csv", index=False)
+    out = tmp_path / "page.html"
+    call = ["report", str(table), "--after", str(tmp_path / "after.csv"), *ROLES, "--out", str(out)]
+    assert main(call) == 0
+    page = out.read_text()
+    assert "not cross-validated" in page
+    shares = json.loads(re.search(r'id="data-shares">(.*?)</script>', page)[1])
+    assert np.mean(shares["after"]) < np.mean(shares["before"]) / 2
+    assert main(call) == 0  # over its own earlier page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.iloc[1:], "not of the same people"),
+        (lambda t: t.drop(columns="id"), "no column 'id'"),
+        (lambda t: t.assign(age=t["age"].iloc[::-1].to_numpy()), "'age' differs"),
+        (lambda t: t.drop(columns="hippocampus"), "no column 'hippocampus'"),
+    ],
+)
+def test_tables_that_do_not_belong_together_are_refused(table, tmp_path, capsys, change, message):
+    change(pd.read_csv(table)).to_csv(tmp_path / "after.csv", index=False)
+    out = tmp_path / "page.html"
+    assert (
+        main(["report", str(table), "--after", str(tmp_path / "after.csv"), *ROLES, "--out", str(out)]) == 2
+    )
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_nobody_else_s_file_is_overwritten(folder, tmp_path, capsys):
+    mine = tmp_path / "thesis.html"
+    mine.write_text("years of work")
+    assert main(["report", str(folder), "--out", str(mine)]) == 2
+    assert "no report of equipool" in capsys.readouterr().err
+    assert mine.read_text() == "years of work"
+
+
+def test_names_are_escaped_everywhere():
+    frame = ep.simulate_table(people=30, features=4).pool.to_frame()
+    names = {"site": NASTY + "s", "age": NASTY + "c", "dx": NASTY + "t", "hippocampus": NASTY + "f"}
+    frame = frame.rename(columns=names)
+    frame[names["site"]] = frame[names["site"]].replace({"GE": NASTY + "'\"&"})
+    frame[names["dx"]] = NASTY + frame[names["dx"]]
+    account = account_of(frame, site=names["site"], covariates=names["age"], target=names["dx"], id="id")
+    page = report_page(account)
+    assert "<img src=x" not in page
+    assert page.count("<script") == page.count("</script>")
+    assert "&lt;img src=x" in page
+
+
+@pytest.mark.parametrize(
+    "roles", [{}, {"covariates": ["age"]}, {"target": "dx"}, {"target": "insula", "task": "number"}]
+)
+def test_a_page_is_made_of_whatever_was_named(roles):
+    frame = ep.simulate_table(people=30, features=8).pool.to_frame()
+    if "target" not in roles or roles["target"] != "dx":
+        frame = frame.drop(columns="dx")
+    if "covariates" not in roles:
+        frame = frame.drop(columns="age")
+    page = report_page(account_of(frame, site="site", id="id", **roles))
+    assert 'id="site"' in page
+    assert ("Is what people brought" in page) == bool(roles)
+
+
+def test_many_sites_are_drawn_by_the_largest():
+    pool = ep.simulate_table(sites=[f"s{k:02d}" for k in range(40)], people=7, features=3, overlap=1.0).pool
+    page = report_page(account_of(pool.to_frame(), site="site", covariates="age", id="id", target="dx"))
+    assert "The 30 largest of 40 sites." in page
+    people = json.loads(re.search(r'id="data-people">(.*?)</script>', page)[1])
+    assert len(people["site"]) == 40
+
+
+def test_ticks_are_round_and_inside():
+    for low, high in ((0, 1), (-3.2, 7.7), (1e-6, 3e-6), (1200, 98000)):
+        ticks = nice_ticks(low, high)
+        assert 2 <= len(ticks) <= 8
+        assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in ticks)
+
+
+def test_a_panel_keeps_marks_inside():
+    panel = Panel((0, 10), (-1, 1))
+    assert panel.px(0) == panel.left
+    assert panel.py(-1) == panel.height - panel.bottom
+    assert panel.py(1) == panel.top
+    assert number(-1234567.0) == "−1.23 × 10⁶"
