@@ -77,7 +77,7 @@ def test_an_id_that_comes_again_is_a_person_with_visits(here, capsys):
     again = people.assign(thickness=people["thickness"] + 0.01, age=people["age"] + 1)
     visits = pd.concat([people, again], ignore_index=True)
     visits.to_csv("visits.csv", index=False)
-    assert main(["harmonize", "visits.csv", "--out", "out"]) == 0
+    assert main(["harmonize", "visits.csv", "--out", "out", "--no-report"]) == 0
     assert "--subject id" in capsys.readouterr().err
     model = ep.SiteHarmonizer(random_state=0)
     given = {"site": visits["site"], "covariates": visits[["age", "sex"]]}
@@ -91,7 +91,7 @@ def test_an_id_that_comes_again_is_a_person_with_visits(here, capsys):
 def test_a_number_that_names_people_is_no_measurement(here, capsys):
     people = pd.read_csv("people.csv").assign(id=[k // 2 for k in range(24)])
     people.to_csv("people.csv", index=False)
-    assert main(["harmonize", "people.csv", "--out", "out", "--json"]) == 0
+    assert main(["harmonize", "people.csv", "--out", "out", "--json", "--no-report"]) == 0
     assert json.loads(capsys.readouterr().out)["features"] == ["thickness", "volume"]
 
 
@@ -106,15 +106,15 @@ def test_a_config_gives_what_the_flags_gave(here, capsys):
     second = capsys.readouterr()
     assert second.out == first
     assert "took" not in second.err
-    assert main(["harmonize", "people.csv", "--out", "a", *flags]) == 0
-    assert main(["harmonize", "people.csv", "--out", "b", "--config", "my.toml"]) == 0
+    assert main(["harmonize", "people.csv", "--out", "a", *flags, "--no-report"]) == 0
+    assert main(["harmonize", "people.csv", "--out", "b", "--config", "my.toml", "--no-report"]) == 0
     assert (here / "a/harmonized.csv").read_bytes() == (here / "b/harmonized.csv").read_bytes()
     capsys.readouterr()
 
 
 def test_flags_win_over_the_file(here, capsys):
     (here / "my.toml").write_text('covariate = ["age", "sex"]\nseed = 5\nsteps = 7\n')
-    call = ["harmonize", "people.csv", "--out", "out", "--config", "my.toml"]
+    call = ["harmonize", "people.csv", "--out", "out", "--config", "my.toml", "--no-report"]
     assert main([*call, "--covariate", "age", "--seed", "0"]) == 0
     summary = json.loads((here / "out/summary.json").read_text())
     assert (summary["covariates"], summary["seed"], summary["steps"]) == (["age"], 0, 7)
@@ -138,7 +138,7 @@ def test_every_line_of_a_written_config_can_be_set(here, capsys):
 
 def test_json_is_all_that_is_printed(here, capsys):
     calls = {
-        "harmonize people.csv --out out --json": {"harmonized", "model", "people", "sites"},
+        "harmonize people.csv --out out --no-report --json": {"harmonized", "model", "people", "sites"},
         "apply out people.csv --out new --json": {"harmonized", "rows"},
         "harmonize people.csv --out dry --dry-run --json": {"people", "sites", "seconds"},
         "datasets --json": {"datasets"},
@@ -238,13 +238,24 @@ def test_what_was_in_the_folder_before_stays(here, monkeypatch, capsys):
 
     (here / "out").mkdir()
     monkeypatch.setattr("equipool.commands.tables.write_whole", fail)
-    assert main(["harmonize", "people.csv", "--out", "out"]) == 2
+    assert main(["harmonize", "people.csv", "--out", "out", "--no-report"]) == 2
     assert list((here / "out").iterdir()) == []
     capsys.readouterr()
 
 
 def test_a_real_interruption_is_one_line(here):
-    command = [sys.executable, "-m", "equipool", "harmonize", "bids", "--out", "out", "--steps", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "equipool",
+        "harmonize",
+        "bids",
+        "--out",
+        "out",
+        "--steps",
+        "100000",
+        "--no-report",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     process.stderr.readline()  # what was guessed: it has begun
     process.send_signal(signal.SIGINT)
