@@ -109,7 +109,9 @@ class Account:
         try:
             values = json.loads(text)
         except ValueError:
-            raise InputError("This is no account of equipool: it is not JSON.") from None
+            raise InputError(
+                "This is no account of equipool (no JSON); run `equipool harmonize` again."
+            ) from None
         known = {one.name for one in fields(cls)}
         if not isinstance(values, dict) or values.get("version") != VERSION or set(values) != known:
             raise InputError(
