@@ -16,7 +16,6 @@ project_copyright = author
 version = release = equipool.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery"]
-suppress_warnings = ["toc.empty_glob"]
 exclude_patterns = ["_build", "auto_examples/**/*.ipynb", "auto_examples/**/*.py*"]
 
 myst_heading_anchors = 3
