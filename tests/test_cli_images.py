@@ -13,13 +13,13 @@ from equipool.cli import main
 from equipool.data import simulate_table
 
 ROLES = ["--site", "site", "--covariate", "age", "--target", "dx"]
-QUICK = ["--steps", "3"]
+QUICK = ["--steps", "3", "--no-report"]
 
 
 @pytest.fixture(scope="module")
 def harmonized(brain_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("harmonized") / "out"
-    call = ["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--statmap", "dx", *QUICK]
+    call = ["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--statmap", "dx", "--steps", "3"]
     assert main(call) == 0
     return out, call
 
@@ -128,6 +128,18 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     np.testing.assert_allclose(found, expected.t, atol=1e-3)
     assert (out / "statmaps" / "dx.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "statmaps" / "dx_as-measured_stat-t_statmap.nii.gz").is_file()
+
+
+def test_the_report_holds_readings_and_maps(harmonized):
+    out, _ = harmonized
+    account = json.loads((out / "account.json").read_text())
+    assert account["kind"] == "images"
+    assert account["held_out"]["folds"] == 3
+    assert account["equivariance"]["error"] < 1e-6
+    assert account["shares"]["feature"][0].startswith("block at ")
+    page = (out / "report.html").read_text()
+    assert 'id="viewer"' in page
+    assert page.count("data:image/png") == 3
 
 
 def test_harmonizing_again_replaces_the_same_and_nothing_else(harmonized, brain_folder, capsys):
@@ -288,7 +300,7 @@ def test_a_table_is_harmonized_in_its_own_format(ending, tmp_path, capsys):
         frame.to_csv(table, sep="," if ending == "csv" else "\t", index=False)
     out, again = tmp_path / "out", tmp_path / "again"
     call = ["--site", "site", "--covariate", "age", "--target", "dx", "--id", "id"]
-    assert main(["harmonize", str(table), "--out", str(out), *call]) == 0
+    assert main(["harmonize", str(table), "--out", str(out), *call, "--no-report"]) == 0
     clean = ep.read_table(out / f"harmonized.{ending}")
     assert list(clean.columns) == list(frame.columns)
     assert (clean["note"] == "kept").all()

@@ -165,12 +165,15 @@ def report_on_table(
     """Write the account and the report of a harmonized table, and return the page."""
     from equipool.data import check
     from equipool.evaluate.account import account_of_table
+    from equipool.models import SiteHarmonizer
 
     print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
     account = account_of_table(
         pool,
         clean,
-        check(frame, site=arguments.site, **roles(arguments)),
+        check(frame, site=arguments.site, missing=arguments.missing, **roles(arguments)),
+        make=lambda: SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed),
+        subject=frame[arguments.subject].to_numpy() if arguments.subject else None,
         seed=arguments.seed,
         made=_made(arguments, {arguments.table.name: arguments.table}),
     )
