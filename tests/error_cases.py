@@ -682,7 +682,46 @@ OTHERS = [
     Case("a step that cannot be skipped", "preprocess bids out --skip all", "n4, register, normalize"),
 ]
 
-CASES = [*CALLS, *TABLES, *OUTPUTS, *CONFIGS, *IMAGES, *PRESETS, *APPLY, *OTHERS]
+REPORTS = [
+    Case("a report of no result", "report fitted", "fitted has no account.json"),
+    Case("a report of one table", "report people.csv", "--after"),
+    Case("a report of a folder and a table", "report fitted --after people.csv", "--after"),
+    Case("a report over something else", "report fitted --out people.csv", "people.csv is no report"),
+    Case("a report onto a folder", "report fitted --out bids", "bids is a folder"),
+    Case("a report of a damaged account", "report fitted", "account.json", write("fitted/account.json", "{")),
+    Case(
+        "a report of a table that is not there", "report people.csv --after no.csv", "no.csv does not exist"
+    ),
+    Case(
+        "a report of an older account", "report fitted", "another version", write("fitted/account.json", "{}")
+    ),
+    Case(
+        "a report of a table without ids",
+        "report people.csv --after after.csv",
+        "'id'",
+        lambda: pd.read_csv("people.csv").drop(columns="id").to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables of other lengths",
+        "report people.csv --after after.csv --id none",
+        "after.csv 21",
+        lambda: pd.read_csv("people.csv")[:-3].to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables in another order",
+        "report people.csv --after after.csv --id none",
+        "--id",
+        lambda: pd.read_csv("people.csv")[::-1].to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables of other people",
+        "report people.csv --after after.csv",
+        "after.csv",
+        lambda: pd.read_csv("people.csv")[:-3].to_csv("after.csv", index=False),
+    ),
+]
+
+CASES = [*CALLS, *TABLES, *OUTPUTS, *CONFIGS, *IMAGES, *PRESETS, *APPLY, *REPORTS, *OTHERS]
 
 
 def named(first: str, second: str) -> None:

@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "report",
-        help="the report of a harmonization: ours again, or anybody's harmonized table",
+        help="the report of a harmonization again, or of anybody's tables",
         description="Make the report of a folder that `equipool harmonize` wrote again, without "
         "fitting anything; or "
         "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
@@ -94,7 +94,10 @@ def _read_account(folder: Path) -> Account:
         raise InputError(
             f"{folder} has no {ACCOUNT}; it is written by `equipool harmonize` without --no-report."
         )
-    return Account.from_json(path.read_text(encoding="utf-8"))
+    try:
+        return Account.from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _two_tables(arguments: argparse.Namespace) -> Account:
@@ -128,7 +131,10 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
         missing = set(before[id].astype(str)) ^ set(after[id].astype(str))
         if missing or after[id].duplicated().any():
             who = sorted(missing)[0] if missing else "an id twice"
-            raise InputError(f"The two tables are not of the same people ({who!r}); give each the same rows.")
+            raise InputError(
+                f"{arguments.table} and {arguments.after} are not of the same people ({who!r}); give both "
+                "the same rows."
+            )
         after = after.set_index(after[id].astype(str)).loc[before[id].astype(str)]
     if len(before) != len(after):
         raise InputError(
@@ -159,12 +165,15 @@ def report_on_table(
     """Write the account and the report of a harmonized table, and return the page."""
     from equipool.data import check
     from equipool.evaluate.account import account_of_table
+    from equipool.models import SiteHarmonizer
 
     print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
     account = account_of_table(
         pool,
         clean,
-        check(frame, site=arguments.site, **roles(arguments)),
+        check(frame, site=arguments.site, missing=arguments.missing, **roles(arguments)),
+        make=lambda: SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed),
+        subject=frame[arguments.subject].to_numpy() if arguments.subject else None,
         seed=arguments.seed,
         made=_made(arguments, {arguments.table.name: arguments.table}),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,9 @@ class Account:
         try:
             values = json.loads(text)
         except ValueError:
-            raise InputError("This is no account of equipool: it is not JSON.") from None
+            raise InputError(
+                "This is no account of equipool (no JSON); run `equipool harmonize` again."
+            ) from None
         known = {one.name for one in fields(cls)}
         if not isinstance(values, dict) or values.get("version") != VERSION or set(values) != known:
             raise InputError(
@@ -148,7 +151,7 @@ def account_of_table(
 
     factory = make or (lambda: SiteHarmonizer(random_state=seed))
     rows = some_people(pool, JUDGED, seed)
-    part = pool[rows]
+    part, before = pool[rows], _filled(pool.features)
 
     def refitted(train: IntArray) -> FloatArray:
         model = factory()
@@ -158,13 +161,13 @@ def account_of_table(
         return np.asarray(clean, dtype=np.float64)
 
     found = held_out(
-        part, part.features, refitted, subject=None if subject is None else subject[rows], seed=seed
+        part, before[rows], refitted, subject=None if subject is None else subject[rows], seed=seed
     )
-    how = "The harmonizer was fitted anew in each fold, on its training people alone."
-    tau = _tau_of_table(pool, seed)
-    return _account(
-        "table", pool, pool.features, harmonized, preflight, found, [how], tau=tau, seed=seed, made=made
-    )
+    how = ["The harmonizer was fitted anew in each fold, on its training people alone."]
+    if np.isnan(pool.features).any():
+        how.append("As measured, missing values were read as the feature's mean.")
+    tau = _tau_of_table(replace(pool, X=before), seed)
+    return _account("table", pool, before, harmonized, preflight, found, how, tau=tau, seed=seed, made=made)
 
 
 def account_of_two_tables(
@@ -293,6 +296,11 @@ def _account(
 # -- parts -------------------------------------------------------------------------------------------------
 
 
+def _filled(x: FloatArray) -> FloatArray:
+    """Return features with each one's mean where it is missing."""
+    return np.where(np.isnan(x), np.nanmean(x, axis=0), x) if np.isnan(x).any() else x
+
+
 def _given(C: FloatArray) -> FloatArray | None:
     return C if C.shape[1] else None
 
@@ -352,7 +360,8 @@ def _tau_of_table(pool: PooledDataset, seed: int) -> tuple[dict[str, Any], IntAr
     pooler = EquivariantPooler(
         steps=TAU_STEPS, mmd=0.0, adversary=0.0, finetune=False, task=part.task, random_state=seed
     )
-    with threadpool_limits(1):
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the harmonizer has said it
         pooler.fit(x[train], None, site=part.site_labels[train], covariates=part.C[train])
         tau = pooler.tau_vector(x)
     about = _turning(pooler, x[test], tau[test], tau[train], part, train, test)

@@ -205,10 +205,11 @@ def _effects(account: Account) -> dict[str, Any] | None:
         for k in order[:MOST_EFFECTS]
     ]
     counts = ", ".join(f"{about['found'][kind]} {KINDS[kind]}" for kind in kinds)
+    one = "block" if account.kind == "images" else "feature"
     contrast = f" ({about['contrast']})" if about.get("contrast") else ""
     sentence = (
-        f"Effects of {about['of']}{contrast} on each feature, covariates adjusted, {about['people']} people. "
-        f"Significant at a false discovery rate of 5 %: {counts}, of {len(table['feature'])} features. "
+        f"Effects of {about['of']}{contrast} on each {one}, covariates adjusted, {about['people']} people. "
+        f"Significant at a false discovery rate of 5 %: {counts}, of {len(table['feature'])} {one}s. "
         f"{about['note']} The harmonized column does not know that the site's "
         "effects were "
         "themselves estimated, so its t-values are too large where the variable and the site go "
