@@ -212,7 +212,10 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
                 sizes, values = group["size"].to_numpy(float), group[name].to_numpy(float)
                 place.loglog(sizes, values, "o-", ms=3, label=f"{part} ({slope(sizes, values):.2f})")
             low, high = place.get_ylim()
-            place.set_ylim(low / 2, 10 * high)  # never so near that noise looks like growth
+            place.set_ylim(low / 2, 30 * high)  # never so near that noise looks like growth
+            ticks = sorted(set(frame.loc[frame["axis"] == axis, "size"]))[:: 2 if axis == "rows" else 1]
+            place.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7)
+            place.set_xticks([], minor=True)
             place.set_xlabel(axis if row else "")
             place.set_ylabel(unit if not column else "")
             place.legend(fontsize=6, title="slope at the end", title_fontsize=6, loc="upper left")
