@@ -84,6 +84,11 @@ def column(name: str, values: object) -> Change:
     return table(lambda frame: frame.assign(**{name: values}))
 
 
+def after(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Change:
+    """Write after.csv, a table of the people that something harmonized."""
+    return lambda: change(pd.read_csv("people.csv")).to_csv("after.csv", index=False)
+
+
 def write(path: str, content: str | bytes) -> Change:
     return lambda: write_now(path, content)
 
@@ -142,6 +147,7 @@ ADNI = "Image ID,Subject,Group,Sex,Age,Imaging Protocol\n"
 SHIFTED = np.diag([4.0, 4, 4, 1])
 CHECK, HARMONIZE = "check people.csv", "harmonize people.csv --out out"
 CHECK_IMAGES, HARMONIZE_IMAGES = "check bids", "harmonize bids --out out --steps 2"
+JUDGE = "report people.csv --after after.csv"
 SIMULATE = "simulate sim --like custom --people 4 4 --resolution 8"
 
 CALLS = [
@@ -679,6 +685,19 @@ OTHERS = [
     ),
     Case("heads at an odd resolution", "preprocess bids out --resolution 99", "resolution"),
     Case("heads without jobs", "preprocess bids out --jobs 0", "jobs"),
+    Case("a report of a table alone", "report people.csv", "--after"),
+    Case("a report of no table", "report no.csv --after people.csv", "no.csv"),
+    Case("a report of a folder and a table", "report fitted --after people.csv", "is a folder"),
+    Case("a report of a folder without one", "report brains", "account.json"),
+    Case("a report with an odd seed", "report fitted --seed -1", "--seed"),
+    Case("half an account", "report fitted", "not JSON", write("fitted/account.json", '{"kind"')),
+    Case("an older account", "report fitted", "another version", write("fitted/account.json", "{}")),
+    Case("a report over a folder", "report fitted --out bids", "bids is a folder"),
+    Case("a report over a table", "report fitted --out people.csv", "people.csv is no report"),
+    Case("harmonized rows without ids", JUDGE, "no column 'id'", after(lambda t: t.drop(columns="id"))),
+    Case("harmonized rows of others", JUDGE, "same people", after(lambda t: t.assign(id=t["id"] + "x"))),
+    Case("other harmonized rows", f"{JUDGE} --id none", "23", after(lambda t: t.iloc[1:])),
+    Case("other ages", JUDGE, "'age' differs", after(lambda t: t.assign(age=t["age"] + 1))),
     Case("a step that cannot be skipped", "preprocess bids out --skip all", "n4, register, normalize"),
 ]
 

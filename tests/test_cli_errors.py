@@ -40,7 +40,7 @@ def world(tmp_path_factory):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             assert main("harmonize people.csv --out fitted".split()) == 0
-            assert main("harmonize bids --out brains --steps 2".split()) == 0
+            assert main("harmonize bids --out brains --steps 2 --no-report".split()) == 0
     shutil.rmtree(folder / "cache")
     return folder
 

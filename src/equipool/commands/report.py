@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the report of a folder or of two tables."""
     from equipool.report.html import write_report
 
+    if arguments.seed < 0:
+        raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
     source: Path = arguments.table
     if source.is_dir():
         if arguments.after is not None:

@@ -109,11 +109,12 @@ class Account:
         try:
             values = json.loads(text)
         except ValueError:
-            raise InputError("This is no account of equipool: it is not JSON.") from None
+            raise InputError("This account is not JSON; make it again with `equipool harmonize`.") from None
         known = {one.name for one in fields(cls)}
         if not isinstance(values, dict) or values.get("version") != VERSION or set(values) != known:
             raise InputError(
-                "This account was written by another version of equipool; run `equipool harmonize` again."
+                "This account was written by another version of equipool; make it again with "
+                "`equipool harmonize`."
             )
         return cls(**values)
 
@@ -469,6 +470,8 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
         text = f"The site can no longer be read better than {others} {numbers}."
+    elif after <= floor + spread:
+        text = f"The site may be gone: what is left is within the noise of so few people {numbers}."
     elif level == "fair":
         share = (before - after) / (before - floor)
         text = f"The site is harder to read but not gone: {share:.0%} of it was taken out {numbers}."
@@ -485,9 +488,9 @@ def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, flo
         return None
     floor = max(row["mean"] for row in (read["covariates"], shuffled) if row)
     spread = _noise(after["sd"], found.folds)
-    level = "good" if after["mean"] <= floor + spread else "fair"
-    removed = before["mean"] - after["mean"]
-    if level == "fair" and removed < max(CLOSE, 0.25 * (before["mean"] - floor)):
+    level = "good" if after["mean"] <= floor + CLOSE else "fair"
+    little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
+    if after["mean"] > floor + spread and before["mean"] > floor + spread and little:
         level = "bad"
     return level, before["mean"], after["mean"], floor, spread
 
