@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both install what they need into .venv.
+# Three commands: `make demo`, `make test` and `make docs`. All install what they need into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,15 +8,16 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test venv browser lint types layers tests fuzz clean
+.PHONY: demo test docs venv browser lint types layers tests fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into .venv and run the main job on data the package makes itself"
 	@echo "make test   install and run lint, types, import layers, doctests and tests"
+	@echo "make docs   build the documentation with its examples into docs/_build/html"
 	@echo "make fuzz   thousands of damaged tables, images and models (slow)"
 	@echo "make venv   install only"
-	@echo "make browser  try to install Chromium, in which the report is tested"
+	@echo "make browser try to install Chromium, in which the report is tested"
 	@echo "make clean  remove .venv, caches and the demo's output"
 
 venv: $(STAMP)
@@ -31,6 +32,11 @@ demo: venv
 	$(BIN)/equipool demo --out equipool-demo --force
 
 test: lint types layers tests
+
+# -W: a warning fails the build. Nothing is downloaded.
+docs: venv
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "Documentation: docs/_build/html/index.html"
 
 lint: venv
 	$(BIN)/ruff check .
@@ -55,4 +61,4 @@ fuzz: venv
 	$(BIN)/python -m pytest -m fuzz tests/fuzz
 
 clean:
-	rm -rf $(VENV) equipool-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) equipool-demo docs/_build docs/auto_examples .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

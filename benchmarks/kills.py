@@ -3,9 +3,9 @@
     python benchmarks/kills.py --kills 30
 
 Four jobs in turn: training with a checkpoint, `benchmark`, `preprocess`, `harmonize` of images. Each is run
-once in peace; then again and again in a new folder, killed (SIGKILL, the whole process group) at a random moment,
-once or twice, and run to its end. Every file of the result must be the same, byte for byte, and no other may
-be there. Times, which no two runs share, are left out of the comparison (`SECONDS`, `seconds`).
+once in peace; then again and again in a new folder, killed (SIGKILL, the whole process group) at a random
+moment, once or twice, and run to its end. Every file of the result must be the same, byte for byte, and no
+other may be there. Times, which no two runs share, are left out of the comparison (`SECONDS`, `seconds`).
 """
 
 from __future__ import annotations

@@ -84,11 +84,6 @@ def column(name: str, values: object) -> Change:
     return table(lambda frame: frame.assign(**{name: values}))
 
 
-def after(change: Callable[[pd.DataFrame], pd.DataFrame]) -> Change:
-    """Write after.csv, a table of the people that something harmonized."""
-    return lambda: change(pd.read_csv("people.csv")).to_csv("after.csv", index=False)
-
-
 def write(path: str, content: str | bytes) -> Change:
     return lambda: write_now(path, content)
 
@@ -147,7 +142,6 @@ ADNI = "Image ID,Subject,Group,Sex,Age,Imaging Protocol\n"
 SHIFTED = np.diag([4.0, 4, 4, 1])
 CHECK, HARMONIZE = "check people.csv", "harmonize people.csv --out out"
 CHECK_IMAGES, HARMONIZE_IMAGES = "check bids", "harmonize bids --out out --steps 2"
-JUDGE = "report people.csv --after after.csv"
 SIMULATE = "simulate sim --like custom --people 4 4 --resolution 8"
 
 CALLS = [
@@ -685,23 +679,50 @@ OTHERS = [
     ),
     Case("heads at an odd resolution", "preprocess bids out --resolution 99", "resolution"),
     Case("heads without jobs", "preprocess bids out --jobs 0", "jobs"),
-    Case("a report of a table alone", "report people.csv", "--after"),
-    Case("a report of no table", "report no.csv --after people.csv", "no.csv"),
-    Case("a report of a folder and a table", "report fitted --after people.csv", "is a folder"),
-    Case("a report of a folder without one", "report brains", "account.json"),
-    Case("a report with an odd seed", "report fitted --seed -1", "--seed"),
-    Case("half an account", "report fitted", "not JSON", write("fitted/account.json", '{"kind"')),
-    Case("an older account", "report fitted", "another version", write("fitted/account.json", "{}")),
-    Case("a report over a folder", "report fitted --out bids", "bids is a folder"),
-    Case("a report over a table", "report fitted --out people.csv", "people.csv is no report"),
-    Case("harmonized rows without ids", JUDGE, "no column 'id'", after(lambda t: t.drop(columns="id"))),
-    Case("harmonized rows of others", JUDGE, "same people", after(lambda t: t.assign(id=t["id"] + "x"))),
-    Case("other harmonized rows", f"{JUDGE} --id none", "23", after(lambda t: t.iloc[1:])),
-    Case("other ages", JUDGE, "'age' differs", after(lambda t: t.assign(age=t["age"] + 1))),
     Case("a step that cannot be skipped", "preprocess bids out --skip all", "n4, register, normalize"),
 ]
 
-CASES = [*CALLS, *TABLES, *OUTPUTS, *CONFIGS, *IMAGES, *PRESETS, *APPLY, *OTHERS]
+REPORTS = [
+    Case("a report of no result", "report fitted", "fitted has no account.json"),
+    Case("a report of one table", "report people.csv", "--after"),
+    Case("a report of a folder and a table", "report fitted --after people.csv", "--after"),
+    Case("a report over something else", "report fitted --out people.csv", "people.csv is no report"),
+    Case("a report with an odd seed", "report fitted --seed -1", "--seed"),
+    Case("a report onto a folder", "report fitted --out bids", "bids is a folder"),
+    Case("a report of a damaged account", "report fitted", "account.json", write("fitted/account.json", "{")),
+    Case(
+        "a report of a table that is not there", "report people.csv --after no.csv", "no.csv does not exist"
+    ),
+    Case(
+        "a report of an older account", "report fitted", "another version", write("fitted/account.json", "{}")
+    ),
+    Case(
+        "a report of a table without ids",
+        "report people.csv --after after.csv",
+        "'id'",
+        lambda: pd.read_csv("people.csv").drop(columns="id").to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables of other lengths",
+        "report people.csv --after after.csv --id none",
+        "after.csv 21",
+        lambda: pd.read_csv("people.csv")[:-3].to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables in another order",
+        "report people.csv --after after.csv --id none",
+        "--id",
+        lambda: pd.read_csv("people.csv")[::-1].to_csv("after.csv", index=False),
+    ),
+    Case(
+        "a report of tables of other people",
+        "report people.csv --after after.csv",
+        "after.csv",
+        lambda: pd.read_csv("people.csv")[:-3].to_csv("after.csv", index=False),
+    ),
+]
+
+CASES = [*CALLS, *TABLES, *OUTPUTS, *CONFIGS, *IMAGES, *PRESETS, *APPLY, *REPORTS, *OTHERS]
 
 
 def named(first: str, second: str) -> None:

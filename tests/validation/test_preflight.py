@@ -355,3 +355,11 @@ def test_a_real_table(fcon1000):
     assert report.ok
     assert len(report.sites) == 23
     assert {"constant-columns", "disjoint-support"} <= {f.code for f in report.warnings}
+
+
+def test_classes_that_are_numbers_stay_classes_as_text():
+    rng = np.random.default_rng(0)
+    y = np.resize([0, 1], 40)
+    pool = ep.PooledDataset.from_arrays(rng.normal(size=(40, 3)), site=np.resize(["a", "a", "b"], 40), y=y)
+    again = ep.PooledDataset.from_arrays(pool.X, site=pool.site_labels, y=pool.y)
+    assert pool.task == again.task == "class"

@@ -92,11 +92,11 @@ def write_config(path: Path, arguments: argparse.Namespace) -> Path:
 
 def _options() -> dict[str, dict[str, argparse.Action]]:
     """Return the options that a file may set, by command and name."""
-    from equipool.commands import benchmark, check, harmonize
+    from equipool.commands import benchmark, check, harmonize, report
 
     parser = argparse.ArgumentParser()
     subparsers = parser.add_subparsers()
-    for command in (check, harmonize, benchmark):
+    for command in (check, harmonize, report, benchmark):
         command.add(subparsers)
     found = {}
     for name, own in subparsers.choices.items():

@@ -55,6 +55,7 @@ def claim_out(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ..
 @contextmanager
 def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ...]) -> Iterator[None]:
     """Claim the folder; where what follows fails or is interrupted, take away all that was written."""
+    existed = out.is_dir()
     claim_out(out, command, facts, own)
     try:
         yield
@@ -65,8 +66,9 @@ def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[
         for folder in sorted((path for path in out.rglob("*") if path.is_dir()), reverse=True):
             with suppress(OSError):  # not empty: somebody else's
                 folder.rmdir()
-        with suppress(OSError):
-            out.rmdir()
+        if not existed:
+            with suppress(OSError):
+                out.rmdir()
         raise
 
 

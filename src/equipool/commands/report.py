@@ -96,7 +96,10 @@ def _read_account(folder: Path) -> Account:
         raise InputError(
             f"{folder} has no {ACCOUNT}; it is written by `equipool harmonize` without --no-report."
         )
-    return Account.from_json(path.read_text(encoding="utf-8"))
+    try:
+        return Account.from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _two_tables(arguments: argparse.Namespace) -> Account:
@@ -130,7 +133,10 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
         missing = set(before[id].astype(str)) ^ set(after[id].astype(str))
         if missing or after[id].duplicated().any():
             who = sorted(missing)[0] if missing else "an id twice"
-            raise InputError(f"The two tables are not of the same people ({who!r}); give each the same rows.")
+            raise InputError(
+                f"{arguments.table} and {arguments.after} are not of the same people ({who!r}); give both "
+                "the same rows."
+            )
         after = after.set_index(after[id].astype(str)).loc[before[id].astype(str)]
     if len(before) != len(after):
         raise InputError(

@@ -109,12 +109,13 @@ class Account:
         try:
             values = json.loads(text)
         except ValueError:
-            raise InputError("This account is not JSON; make it again with `equipool harmonize`.") from None
+            raise InputError(
+                "This is no account of equipool (no JSON); run `equipool harmonize` again."
+            ) from None
         known = {one.name for one in fields(cls)}
         if not isinstance(values, dict) or values.get("version") != VERSION or set(values) != known:
             raise InputError(
-                "This account was written by another version of equipool; make it again with "
-                "`equipool harmonize`."
+                "This account was written by another version of equipool; run `equipool harmonize` again."
             )
         return cls(**values)
 

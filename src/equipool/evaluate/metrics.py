@@ -34,10 +34,10 @@ def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
 
 
 def delta_eq(tau: ArrayLike, covariate: ArrayLike) -> float:
-    """ΔEq: the mean over all pairs of |c_i − c_j| ‖τ̃_i − τ̃_j‖².
+    """ΔEq: the mean over all pairs of ``|c_i − c_j|`` ‖τ̃_i − τ̃_j‖².
 
     The paper sums over pairs; the mean does not grow with the number of people. Covariates are scaled to a
-    range of 1 here, so that the unit does not matter either. With several covariates, |·| is the length.
+    range of 1 here, so that the unit does not matter either. With several covariates, ``|·|`` is the length.
     """
     vectors = torch.from_numpy(normalise_rows(tau))
     c = np.asarray(covariate, dtype=np.float64).reshape(len(vectors), -1)

@@ -113,7 +113,7 @@ class Detection:
     auc
         The area under the ROC curve: how often an affected voxel has a larger score than an unaffected one.
     threshold
-        Voxels with a score above it are called; the score is |t|, or t in the direction of the true effect.
+        Voxels with a score above it are called; the score is ``|t|``, or t in the true effect's direction.
     affected, unaffected
         How many voxels there are of either.
     """
@@ -375,7 +375,7 @@ def clusters(
     -------
     pd.DataFrame
         cluster (from 1), voxels, mm3, peak_t, peak_p, peak_x, peak_y, peak_z, and centre_x, centre_y,
-        centre_z, the mean place weighted by |t|.
+        centre_z, the mean place weighted by ``|t|``.
     """
     affine = np.asarray(affine, dtype=np.float64)
     # By hand, because numpy's determinant of a diagonal 8, 8, 8 is 511.9999999999994.

@@ -258,7 +258,7 @@ def _lengthen(pairs: Tensor, length: Tensor, share: float, floor: float) -> Tens
 def _choose_planes(omega: Tensor) -> list[int]:
     """Choose K planes that read the covariates best without ambiguity over [−1, 1].
 
-    Plane p sweeps phases ±Σ_k|Ω_pk|: within ±π/2 is safe (half a turn is left for people outside the
+    Plane p sweeps phases ±Σ_k ``|Ω_pk|``: within ±π/2 is safe (half a turn is left for people outside the
     training range), within ±π is still unambiguous. Among the allowed planes, take greedily the one whose
     frequencies point furthest away from those taken before: pivoted Gram–Schmidt.
     """

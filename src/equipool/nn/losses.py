@@ -33,11 +33,9 @@ def equivariance_loss(
     weights: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Equation (4), L_stage1, over all pairs in linear time.
+    """Equation (4), L_stage1, over all pairs in linear time.
 
-    .. math::
-        \sum_{i<j} \|G(i,j)\,\tau_i - \tau_j\|^2 + \|G(i,j)^{-1}\tau_j - \tau_i\|^2,
-        \qquad G(i,j) = \rho(c_j - c_i)
+    Σ_{i<j} ‖G(i,j) τ_i − τ_j‖² + ‖G(i,j)⁻¹ τ_j − τ_i‖², where G(i,j) = ρ(c_j − c_i).
 
     Rotations keep lengths and those of one torus commute, so with u_i = ρ(−c_i)τ_i both terms equal
     ‖u_i − u_j‖², and the sum over pairs is N Σ_i‖u_i − ū‖²: O(N n) in time and memory where the literal

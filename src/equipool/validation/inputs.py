@@ -357,8 +357,16 @@ def _target(
 
 def _guess_task(column: pd.Series[Any]) -> Task:
     """Text, booleans and few whole numbers are classes; everything else is a number."""
-    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
-        return "class" if _not_numbers(column) or pd.api.types.is_bool_dtype(column) else "number"
+    if pd.api.types.is_bool_dtype(column):
+        return "class"
+    if not pd.api.types.is_numeric_dtype(column):
+        if _not_numbers(column):
+            return "class"
+        # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
+        numbers = pd.to_numeric(column, errors="coerce")
+        if numbers.isna().sum() > column.isna().sum():
+            return "number"  # with cells that will be named
+        column = numbers
     present = column.dropna().to_numpy(dtype=np.float64)
     present = present[np.isfinite(present)]
     whole = bool((present == np.round(present)).all())
