@@ -120,7 +120,10 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     preflight = check(frame, site=arguments.site, **roles(arguments))
     made = _made(arguments, {arguments.table.name: arguments.table, arguments.after.name: arguments.after})
     print("Judging held-out people …", file=sys.stderr)
-    return account_of_two_tables(pool, given.features, preflight, seed=arguments.seed, made=made)
+    subject = frame[arguments.subject].to_numpy() if arguments.subject else None
+    return account_of_two_tables(
+        pool, given.features, preflight, subject=subject, seed=arguments.seed, made=made
+    )
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:

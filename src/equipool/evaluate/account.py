@@ -175,17 +175,18 @@ def account_of_two_tables(
     harmonized: FloatArray,
     preflight: PreflightReport,
     *,
+    subject: NDArray[Any] | None = None,
     seed: int = 0,
     made: dict[str, Any] | None = None,
 ) -> Account:
     """Return the account of anybody's harmonized table, which cannot be fitted anew."""
     rows = some_people(pool, JUDGED, seed)
-    found = held_out(pool[rows], pool.features[rows], lambda train: harmonized[rows], seed=seed)
+    own = None if subject is None else subject[rows]
+    found = held_out(pool[rows], pool.features[rows], lambda train: harmonized[rows], subject=own, seed=seed)
     how = (
-        "The harmonized table was given, so the harmonizer itself was not cross-validated: it may "
-        "have seen the "
-        "people that readers are judged on, and then the site looks better hidden, and signals clearer, than "
-        "they would be in new people."
+        "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have seen "
+        "the people that readers are judged on, and then the site looks better hidden, and signals clearer, "
+        "than they would be in new people."
     )
     tau = _tau_of_table(pool, seed)
     return _account(

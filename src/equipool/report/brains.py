@@ -101,9 +101,8 @@ def _sentence(maps: Mapping[str, StatMap], called: Mapping[str, NDArray[np.bool_
     counts = ", ".join(f"{plural(int(called[name].sum()), 'voxel')} {name}" for name in maps)
     return (
         f"{first.n} people, covariates adjusted. Significant at p < 0.001 after Bonferroni: {counts}, of "
-        f"{int(first.tested.sum())} tested. The harmonized map does not know that the site's effects "
-        "were themselves "
-        "estimated; where the variable and the site go together, its t-values are too large."
+        f"{int(first.tested.sum())} tested. The harmonized map does not know that the site's effects were "
+        "themselves estimated; where the variable and the site go together, its t-values are too large."
     )
 
 
