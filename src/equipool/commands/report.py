@@ -36,8 +36,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "report",
         help="the report of a harmonization: ours again, or anybody's harmonized table",
         description="Make the report of a folder that `equipool harmonize` wrote again, without "
-        "fitting anything; or "
-        "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
+        "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
+        "BEFORE.csv --after AFTER.csv.",
     )
     command.add_argument(
         "table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured"

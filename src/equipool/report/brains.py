@@ -55,8 +55,7 @@ def statmap_pictures(
                 "name": f"{name.capitalize()}: {plural(int(called[name].sum()), 'significant voxel')}",
                 "png": _montage(brain, shown, np.where(called[name], found.t, np.nan), top),
                 "alt": f"Axial slices at {', '.join(f'{_mm(brain, k):.0f}' for k in shown)} mm with "
-                "the significant "
-                f"voxels of {column}, {name}: {int(called[name].sum())}.",
+                f"the significant voxels of {column}, {name}: {int(called[name].sum())}.",
             }
             for name, found in maps.items()
         ],
