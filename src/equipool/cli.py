@@ -52,7 +52,7 @@ COMMANDS = (
 START = """\
 start here:
   equipool check people.csv                     can these sites be pooled?
-  equipool harmonize people.csv --out results   then look at what is in results
+  equipool harmonize people.csv --out results   then open results/report.html
 """
 EXIT_CODES = """\
 exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong,

@@ -34,7 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "report",
-        help="the report of a harmonization: ours again, or anybody's harmonized table",
+        help="the report of a harmonization again, or of anybody's tables",
         description="Make the report of a folder that `equipool harmonize` wrote again, without "
         "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
         "BEFORE.csv --after AFTER.csv.",
