@@ -241,6 +241,32 @@ def test_a_table_of_images(more, name, brain_folder, tmp_path):
 # -- apply -------------------------------------------------------------------------------------------------
 
 
+def test_a_killed_run_goes_on_with_the_training(harmonized, brain_folder, tmp_path, monkeypatch, capsys):
+    from equipool.data.uci import cache_folder
+    from equipool.nn import checkpoints, training
+
+    out, call = harmonized
+    call = [*call[:3], str(tmp_path / "again"), *call[4:], "--no-report"]
+    monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
+    count, steps = training._State.count, []
+
+    def counted(state, terms):
+        count(state, terms)
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training._State, "count", counted)
+    assert main(call) == 130
+    assert "goes on with the training" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    assert main(call) == 0
+    assert len(steps) < 8  # three of each stage, and not all over again
+    for name in ("model/model.safetensors", "codes.tsv"):
+        assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
+    assert list((cache_folder() / "training").iterdir()) == []
+
+
 def test_a_model_on_the_same_scans_gives_the_same_files(harmonized, brain_folder, tmp_path):
     fitted, _ = harmonized
     out = tmp_path / "out"

@@ -29,6 +29,7 @@ from equipool.commands import (
 )
 from equipool.commands.config import read_config
 from equipool.exceptions import EquipoolError, EquipoolWarning
+from equipool.parallel import cluster
 
 __all__ = ["main"]
 
@@ -198,7 +199,7 @@ def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Names
         else:
             usual(message, category, *where, **more)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), cluster(getattr(arguments, "scheduler", None)):
         warnings.showwarning = show
         return command(arguments)
 

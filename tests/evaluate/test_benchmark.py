@@ -23,9 +23,9 @@ def quick(monkeypatch):
         )
         return uci.DatasetSplit(name, train, test)
 
-    def counted(*key, vectors):
+    def counted(*key):
         calls.append(key[:3])
-        return run(*key, vectors=vectors)
+        return run(*key)
 
     monkeypatch.setattr(benchmark, "make_method", lambda *key: make(*key).set_params(steps=5))
     monkeypatch.setattr(benchmark, "run_one", counted)

@@ -31,6 +31,33 @@ def test_the_site_goes_and_the_age_stays(tmp_path):
     assert len(pd.read_csv(tmp_path / "folds.csv")) == 10
 
 
+def test_a_killed_comparison_goes_on(tmp_path, monkeypatch, capsys):
+    pools = {"../sim": ep.simulate_table(overlap=1.0, people=40).pool}
+    score, calls = harmonizers.score_fold, []
+
+    def killed(pool, *task):
+        calls.append(task[:3])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return score(pool, *task)
+
+    monkeypatch.setattr(harmonizers, "score_fold", killed)
+    settings = {"methods": ["raw"], "repeats": 1, "jobs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        harmonizers.run_harmonizers(pools, tmp_path / "out", **settings)
+    folds = harmonizers.run_harmonizers(pools, tmp_path / "out", **settings)
+    assert len(calls) == 3 + 3  # two were kept
+    assert "2 of 5 folds are there already" in capsys.readouterr().err
+    whole = harmonizers.run_harmonizers(pools, tmp_path / "whole", **settings)
+    pd.testing.assert_frame_equal(folds.drop(columns="seconds"), whole.drop(columns="seconds"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+    harmonizers.run_harmonizers(pools, tmp_path / "out", **settings, fresh=True)
+    assert len(calls) == 16
+    other = {"../sim": pools["../sim"][:-1]}
+    harmonizers.run_harmonizers(other, tmp_path / "out", **settings)
+    assert len(calls) == 21  # other data, other folds
+
+
 @needs_peers
 @pytest.mark.parametrize("method", ["combat", "combat-gam", "covbat"])
 def test_peers_are_fitted_on_train_and_applied_to_others(method):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipool.commands.people import ROLES, add_roles, roles, say_roles, take_roles
+from equipool.commands.scheduler import add_scheduler
 from equipool.exceptions import InputError
 from equipool.progress import duration
 
@@ -59,6 +60,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--dry-run", action="store_true", help="say what would be done and how long it takes"
     )
+    add_scheduler(command)
     command.set_defaults(
         command=run, go_on="Runs that are done are kept; run the same command again to go on."
     )
@@ -133,7 +135,12 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         seconds = [_fold_seconds(pool, methods) for pool in pools.values()]
         return _say_dry(arguments, "folds", tasks, tasks, 5 * arguments.repeats * sum(seconds))
     folds = run_harmonizers(
-        pools, arguments.out, methods=methods, repeats=arguments.repeats, jobs=arguments.jobs
+        pools,
+        arguments.out,
+        methods=methods,
+        repeats=arguments.repeats,
+        jobs=arguments.jobs,
+        fresh=arguments.fresh,
     )
     figure = save_figure(frontier_figure(folds), arguments.out / "frontier.png")
     print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))

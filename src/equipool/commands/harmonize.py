@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,11 +68,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
     )
     command.add_argument("--no-report", action="store_true", help="leave out the report, which takes a while")
+    command.add_argument(
+        "--fresh", action="store_true", help="images: train anew, whatever a killed run has done"
+    )
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
     add_json(command)
     command.set_defaults(
         command=run,
-        go_on="What was half done is taken away again; the same command starts anew.",
+        go_on="What was half written is taken away again; the same command goes on with the training.",
     )
 
 
@@ -103,6 +108,7 @@ def _call(arguments: argparse.Namespace) -> dict[str, Any]:
         "out",
         "jobs",
         "dry_run",
+        "fresh",
         "json",
         "no_report",
     )
@@ -174,6 +180,7 @@ def _harmonize_images(
         steps=arguments.steps,
         random_state=arguments.seed,
         task=pool.task,
+        checkpoint=_training_folder(frame, volumes, facts, fresh=arguments.fresh),
         verbose=True,
     )
     pooler.fit(volumes, pool.y, site=frame[arguments.site], covariates=covariates)
@@ -192,6 +199,7 @@ def _harmonize_images(
         if arguments.statmap:
             summary["significant"], pictures = _statmaps(arguments, frame, volumes, people)
         write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
     made = {"harmonized": out / "sub-…" / "anat", "codes": out / "codes.tsv", "model": out / "model"}
     if arguments.statmap:
         made["t-maps"] = out / "statmaps"
@@ -199,6 +207,18 @@ def _harmonize_images(
         made["report"] = report_on_images(arguments, frame, pool, volumes, pooler, people, pictures)
     announce(arguments.json, made, **_counts(pool))
     return 0
+
+
+def _training_folder(frame: pd.DataFrame, volumes: Volumes, facts: dict[str, Any], *, fresh: bool) -> Path:
+    """Return where training is kept until the results are written, named by all that decides it."""
+    from equipool.data.uci import cache_folder
+
+    read = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in volumes.paths]
+    name = hashlib.sha256(repr((facts, frame.to_csv(), read)).encode()).hexdigest()[:32]
+    folder = cache_folder() / "training" / name
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def _statmaps(

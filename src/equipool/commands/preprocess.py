@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipool.commands.scheduler import add_scheduler
+
 if TYPE_CHECKING:
     from equipool.data.preprocess import Steps
 
@@ -50,6 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             f"--{part}", metavar="LABEL", help=f"only images with this {part} in their names"
         )
     command.add_argument("--jobs", type=int, metavar="N", help="heads at a time (default: all cores)")
+    add_scheduler(command)
     command.add_argument("--fresh", action="store_true", help="do heads again that are there already")
     command.add_argument(
         "--dry-run", action="store_true", help="list what would be done and how long it takes"

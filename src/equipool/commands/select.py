@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from equipool.commands.scheduler import add_scheduler
 from equipool.exceptions import MissingExtraError
 
 __all__ = ["add", "run"]
@@ -27,6 +28,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     command.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
+    add_scheduler(command)
     command.set_defaults(
         command=run, go_on="Trials that are done are kept; run the same command again to go on."
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +30,7 @@ from equipool.data.preprocess import (
 )
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
+from equipool.parallel import fan_out
 from equipool.progress import duration
 
 __all__ = ["Head", "Outcome", "find_heads", "preprocess_folder", "preprocess_one", "seconds_per_head"]
@@ -125,7 +124,8 @@ def preprocess_folder(
     steps
         What to do with each head; default: everything, at 2 mm.
     jobs
-        Heads at a time, each on one thread; default: one for each core.
+        Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
+        (:func:`equipool.parallel.cluster`), all of which see both folders under the same names.
     fresh
         Do heads again that were done with the same steps from the same files.
     **entities
@@ -144,7 +144,8 @@ def preprocess_folder(
     failed: dict[str, str] = {}
     start = time.perf_counter()
     with _swept(heads):
-        for done, (head, result) in enumerate(_results(todo, jobs or os.cpu_count() or 1), start=1):
+        results = fan_out(preprocess_one, ((head,) for head in todo), jobs=jobs)
+        for done, (head, result) in enumerate(results, start=1):
             if isinstance(result, str):
                 failed[head.name] = result
             else:
@@ -159,26 +160,16 @@ def preprocess_folder(
     )
 
 
-def _results(heads: list[Head], jobs: int) -> Iterator[tuple[Head, dict[str, Any] | str]]:
-    """Preprocess heads side by side; yield each with its facts, or the reason why there are none."""
-    from joblib import Parallel, delayed
-
-    parallel = Parallel(n_jobs=min(jobs, max(1, len(heads))), return_as="generator_unordered")
-    try:
-        yield from parallel(delayed(preprocess_one)(head) for head in heads)
-    except BrokenExecutor as error:
-        raise EquipoolError(
-            "A worker was ended from outside, most likely because memory ran out (a job takes up to 2 GB); "
-            "run the same command with fewer --jobs. What is done is kept."
-        ) from error
-
-
 def find_heads(folder: str | Path, out: str | Path, steps: Steps, **entities: Any) -> list[Head]:
     """Return the heads of a BIDS folder with the names of their results."""
     folder, out = Path(folder), Path(out)
     if folder.resolve() == out.resolve():
         raise InputError(f"{out} is the folder that is read; write to another one.")
-    heads = [Head(_name(path), path, out, steps) for path in find_images(folder, **entities)["path"]]
+    # Whole paths: a worker of a cluster may have been started in another folder.
+    heads = [
+        Head(_name(path), path.absolute(), out.absolute(), steps)
+        for path in find_images(folder, **entities)["path"]
+    ]
     by_name: dict[str, Head] = {}
     for head in heads:
         if head.name in by_name:
@@ -192,18 +183,15 @@ def find_heads(folder: str | Path, out: str | Path, steps: Steps, **entities: An
 
 def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
     """Preprocess one head and write it; return its facts, or the reason why there are none."""
-    from threadpoolctl import threadpool_limits
-
     try:
-        with threadpool_limits(1):
-            start = time.perf_counter()
-            input_hash = _file_hash(head.source)
-            brain = preprocess_head(*read_head(head.source), head.steps)
-            facts = _facts(head, brain, input_hash)
-            _write(head, brain)
-            facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
-            write_whole(head.facts, json.dumps(facts, indent=2, ensure_ascii=False))
-            return head, facts
+        start = time.perf_counter()
+        input_hash = _file_hash(head.source)
+        brain = preprocess_head(*read_head(head.source), head.steps)
+        facts = _facts(head, brain, input_hash)
+        _write(head, brain)
+        facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
+        write_whole(head.facts, json.dumps(facts, indent=2, ensure_ascii=False))
+        return head, facts
     except EquipoolError as error:
         return head, str(error)
     except Exception as error:  # a library's own failure on one image must not stop the others

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_metho
 from equipool.evaluate.tables import write_tables
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.parallel import fan_out
 from equipool.progress import duration
 
 __all__ = ["METHODS", "Run", "expected_runs", "file_stem", "run_benchmark", "run_one"]
@@ -67,12 +67,11 @@ def run_benchmark(
 ) -> pd.DataFrame:
     """Run what is not there yet and write ``runs.csv``, ``table.csv``, ``table.md`` and ``table.tex``.
 
-    Each run is a file of its own, written in one go, so a killed benchmark goes on where it stopped; a run
+    Runs are fanned out over the cores, or over a Dask cluster (:func:`equipool.parallel.cluster`); what they
+    find comes back and is written here. Each is a file of its own, so a killed benchmark goes on; a run
     that was made with other settings or another version of the code is made anew. ``settings`` takes the
     place of the ones in :data:`equipool.evaluate.methods.SETTINGS`.
     """
-    from joblib import Parallel, delayed
-
     for method in methods:
         make_method(method, 0, {})  # an unknown one is answered before a folder is made
     for dataset in filter(is_brains, datasets):
@@ -83,10 +82,9 @@ def run_benchmark(
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
     start = time.perf_counter()
-    parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator_unordered")
-    for done, run in enumerate(
-        parallel(delayed(_run_and_write)(folder, *key, settings) for key in todo), start=1
-    ):
+    found = fan_out(run_one, ((*key, settings) for key in todo), jobs=jobs)
+    for done, (run, vectors) in enumerate(found, start=1):
+        _write_run(folder, run, vectors, settings)
         left = (time.perf_counter() - start) / done * (len(todo) - done)
         _say(
             f"[{done}/{len(todo)}] {run.dataset} {run.method} seed {run.seed}: ACC {run.acc:.1f}, "
@@ -135,33 +133,20 @@ def _plan(
     return wanted, [key for key in wanted if fresh or _read(folder, *key, settings) is None]
 
 
-def run_one(
-    dataset: str, method: str, seed: int, settings: Settings | None = None, *, vectors: Path | None = None
-) -> Run:
+def run_one(dataset: str, method: str, seed: int, settings: Settings | None = None) -> tuple[Run, bytes]:
     """Fit one method on one dataset with one seed, and judge it on the test people.
 
-    ``vectors`` is a file for the τ and ages of some test people, which figures are drawn from.
+    Beside the figures of the run, τ and ages of some test people are returned, as an ``.npz`` file from which
+    figures are drawn.
     """
-    import torch
-    from threadpoolctl import threadpool_limits
-
     from equipool.data.datasets import load_dataset
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            data = load_dataset(dataset, seed)
-            start = time.process_time()
-            estimator = make_method(method, seed, settings_of(dataset, method, settings))
-            train = data.train
-            estimator.fit(data.x(train), train.y, site=train.site_labels, covariates=train.C)
-            run = _judge(dataset, method, seed, estimator, data, start)
-            if vectors is not None:
-                _keep_vectors(estimator, data, vectors)
-            return run
-    finally:
-        torch.set_num_threads(threads)
+    data = load_dataset(dataset, seed)
+    start = time.process_time()
+    estimator = make_method(method, seed, settings_of(dataset, method, settings))
+    train = data.train
+    estimator.fit(data.x(train), train.y, site=train.site_labels, covariates=train.C)
+    return _judge(dataset, method, seed, estimator, data, start), _vectors(estimator, data)
 
 
 def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, start: float) -> Run:
@@ -239,26 +224,24 @@ def equivariance_of(estimator: Any, X: Any) -> float:
     )
 
 
-def _run_and_write(folder: Path, dataset: str, method: str, seed: int, settings: Settings | None) -> Run:
-    run = run_one(
-        dataset, method, seed, settings, vectors=_path(folder, dataset, method, seed).with_suffix(".npz")
-    )
-    record = {"settings": _fingerprint(dataset, method, settings), **asdict(run)}
-    write_whole(_path(folder, dataset, method, seed), json.dumps(record))
-    return run
+def _write_run(folder: Path, run: Run, vectors: bytes, settings: Settings | None) -> None:
+    path = _path(folder, run.dataset, run.method, run.seed)
+    write_whole(path.with_suffix(".npz"), vectors)
+    record = {"settings": _fingerprint(run.dataset, run.method, settings), **asdict(run)}
+    write_whole(path, json.dumps(record))
 
 
 def _fingerprint(dataset: str, method: str, settings: Settings | None) -> str:
     return fingerprint(make_method(method, 0, settings_of(dataset, method, settings)))
 
 
-def _keep_vectors(estimator: Any, data: Any, path: Path) -> None:
-    """Write τ and the age of evenly spaced people."""
+def _vectors(estimator: Any, data: Any) -> bytes:
+    """Return τ and the age of evenly spaced people, as a file."""
     people = data.test
     part = people[np.linspace(0, len(people) - 1, min(len(people), VECTORS)).astype(int)]
     content = io.BytesIO()
     np.savez_compressed(content, tau=estimator.tau_vector(data.x(part)).astype(np.float32), age=part.C[:, 0])
-    write_whole(path, content.getvalue())
+    return content.getvalue()
 
 
 def _path(folder: Path, dataset: str, method: str, seed: int) -> Path:

@@ -10,7 +10,8 @@ Folds are stratified by site; a harmonizer is fitted on train and applied to tes
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 import sys
 import time
 import warnings
@@ -24,8 +25,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.data import PooledDataset, simulate_table
+from equipool.evaluate.methods import code_hash
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.parallel import fan_out
 from equipool.progress import duration
 from equipool.validation import Roles
 
@@ -69,10 +72,13 @@ def run_harmonizers(
     methods: Sequence[str] = HARMONIZERS,
     repeats: int = 3,
     jobs: int | None = None,
+    fresh: bool = False,
 ) -> pd.DataFrame:
-    """Score every harmonizer on every table; write ``folds.csv``, ``harmonizers.csv``, ``harmonizers.md``."""
-    from joblib import Parallel, delayed
+    """Score every harmonizer on every table; write ``folds.csv``, ``harmonizers.csv``, ``harmonizers.md``.
 
+    Folds are fanned out as in :func:`equipool.evaluate.benchmark.run_benchmark`. Each is kept as a file of
+    its own under ``folds``, named by all that decides it, so a killed comparison goes on.
+    """
     if repeats < 1:
         raise InputError(f"The folds must be made at least once. Got {repeats} repeats.")
     for method in methods:
@@ -82,16 +88,44 @@ def run_harmonizers(
             raise InputError(f"{name} needs features and a covariate to keep; name it with --covariate.")
     out.mkdir(parents=True, exist_ok=True)
     tasks = [(name, repeat, fold) for name in pools for repeat in range(repeats) for fold in range(5)]
-    start, scores = time.perf_counter(), []
-    parallel = Parallel(n_jobs=jobs or os.cpu_count(), return_as="generator")
-    runs = parallel(delayed(score_fold)(pools[task[0]], *task, methods) for task in tasks)
+    keys = {name: _fold_key(name, pool, methods) for name, pool in pools.items()}
+    kept = {task: out / "folds" / f"{keys[task[0]]}-{task[1]}-{task[2]}.json" for task in tasks}
+    known = {task: None if fresh else _read_fold(kept[task]) for task in tasks}
+    todo = [task for task in tasks if known[task] is None]
+    if len(todo) < len(tasks):
+        _say(f"{len(tasks) - len(todo)} of {len(tasks)} folds are there already")
+    start = time.perf_counter()
+    runs = fan_out(score_fold, ((pools[task[0]], *task, methods) for task in todo), jobs=jobs)
     for done, found in enumerate(runs, start=1):
-        scores += found
-        left = (time.perf_counter() - start) / done * (len(tasks) - done)
-        print(f"[{done}/{len(tasks)}] folds; about {duration(left)} left", file=sys.stderr, flush=True)
-    frame = pd.DataFrame([asdict(score) for score in scores])
+        task = found[0].table, found[0].repeat, found[0].fold
+        known[task] = [asdict(score) for score in found]
+        write_whole(kept[task], json.dumps(known[task]))
+        left = (time.perf_counter() - start) / done * (len(todo) - done)
+        _say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
+    frame = pd.DataFrame([score for task in tasks for score in known[task] or ()])
     _write(frame, out)
     return frame
+
+
+def _fold_key(table: str, pool: PooledDataset, methods: Sequence[str]) -> str:
+    """Return a name for the folds of a table that no other data, methods or code share."""
+    digest = hashlib.sha256(repr((table, tuple(methods), code_hash(), pool.features.shape)).encode())
+    for part in (pool.features, pool.C, pool.site):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    digest.update(repr((pool.sites, None if pool.y is None else pool.y.tolist())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _read_fold(path: Path) -> list[dict[str, Any]] | None:
+    """Return the scores of an earlier run; one that is no fold is made anew."""
+    try:
+        return [asdict(Score(**score)) for score in json.loads(path.read_text(encoding="utf-8"))] or None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def read_pool(
@@ -150,12 +184,10 @@ def score_fold(
 
     ``methods`` are names of :data:`HARMONIZERS`, or harmonizers of one's own by name.
     """
-    from threadpoolctl import threadpool_limits
-
     train, test = pool.folds(5, stratify="site", random_state=repeat)[fold]
     site, c = pool.site_labels, pool.C
     scores = []
-    with threadpool_limits(1), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # readers' remarks on convergence, peers' on small sites
         alone = _adversary(c[train], site[train], c[test], site[test])
         for method in methods:

@@ -15,6 +15,7 @@ __all__ = [
     "ABLATION",
     "METHODS",
     "SETTINGS",
+    "code_hash",
     "fingerprint",
     "make_method",
     "quick_settings",
@@ -139,12 +140,12 @@ def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
 def fingerprint(estimator: Any) -> str:
     """Return what decides a run beside data and seed: all parameters, and the code that runs them."""
     parameters = {k: v for k, v in estimator.get_params().items() if k != "random_state"}
-    text = repr((type(estimator).__name__, sorted(parameters.items()), _code()))
+    text = repr((type(estimator).__name__, sorted(parameters.items()), code_hash()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
-def _code() -> str:
+def code_hash() -> str:
     """Return a hash of the package's source below the reports: another method is another run."""
     package = Path(__file__).parents[1]
     folders = ("groups", "data", "nn", "models", "evaluate")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import pandas as pd
 from equipool.evaluate.methods import METHODS, fingerprint, make_method, read_settings
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.parallel import fan_out
 from equipool.progress import Progress, duration
 
 if TYPE_CHECKING:
@@ -120,28 +120,27 @@ def _search(
 ) -> pd.DataFrame:
     """Run the trials that the journal does not hold yet; return all."""
     import optuna
-    from joblib import Parallel, delayed
 
     parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
     study = _study(out / f"{dataset}-{method}.journal", _name(dataset, method, space, parts))
-    with Parallel(n_jobs=jobs or os.cpu_count()) as parallel:
-        progress = Progress(method, trials - len(_complete(study)))
-        while len(done := _complete(study)) < trials:
-            # Seeded by the number of trials, so that a search that was killed goes on as it would have.
-            study.sampler = optuna.samplers.TPESampler(seed=len(done), multivariate=True)
-            trial = study.ask()
-            parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-            changes = {**_fixed(dataset), **parameters}
-            judged = parallel(delayed(_judge)(dataset, method, changes, *part) for part in parts)
-            acc, auc = np.mean(judged, axis=0).tolist()
-            trial.set_user_attr("acc", acc)
-            trial.set_user_attr("auc", auc)
-            study.tell(trial, [acc, abs(auc - 0.5)])
-            left = progress.left(progress.total - (trials - len(done) - 1))
-            _say(
-                f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
-                f"about {duration(left)} left for {method}"
-            )
+    progress = Progress(method, trials - len(_complete(study)))
+    while len(done := _complete(study)) < trials:
+        # Seeded by the number of trials, so that a search that was killed goes on as it would have.
+        study.sampler = optuna.samplers.TPESampler(seed=len(done), multivariate=True)
+        trial = study.ask()
+        parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
+        changes = {**_fixed(dataset), **parameters}
+        # In an order of their own, whichever came first: sums of floats depend on it.
+        judged = sorted(fan_out(_judge, ((dataset, method, changes, *part) for part in parts), jobs=jobs))
+        acc, auc = np.mean(judged, axis=0).tolist()
+        trial.set_user_attr("acc", acc)
+        trial.set_user_attr("auc", auc)
+        study.tell(trial, [acc, abs(auc - 0.5)])
+        left = progress.left(progress.total - (trials - len(done) - 1))
+        _say(
+            f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
+            f"about {duration(left)} left for {method}"
+        )
     trials_done = _complete(study)[:trials]
     table = pd.DataFrame([trial.user_attrs for trial in trials_done], columns=["acc", "auc"])
     return table.assign(parameters=[trial.params for trial in trials_done])
@@ -183,22 +182,17 @@ def _judge(
     dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int
 ) -> tuple[float, float]:
     """Fit on a part of the training people; return accuracy in percent and best AUC on the rest."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
     from equipool.data.datasets import load_dataset
     from equipool.evaluate.adversaries import site_readers
 
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        people = load_dataset(dataset, seed).train
-        rows, held = people.split(0.25, stratify=("site", "target"), random_state=1000 + split)
-        fit, rest = people[rows], people[held]
-        estimator = make_method(method, seed, changes)
-        estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
-        codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
-        auc = max(reading.auc for reading in site_readers(*codes, seed=seed))
-        return 100 * float((estimator.predict(rest.X) == rest.y).mean()), auc
+    people = load_dataset(dataset, seed).train
+    rows, held = people.split(0.25, stratify=("site", "target"), random_state=1000 + split)
+    fit, rest = people[rows], people[held]
+    estimator = make_method(method, seed, changes)
+    estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
+    codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
+    auc = max(reading.auc for reading in site_readers(*codes, seed=seed))
+    return 100 * float((estimator.predict(rest.X) == rest.y).mean()), auc
 
 
 def _say(text: str) -> None:

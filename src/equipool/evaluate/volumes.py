@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from equipool.evaluate.harmonizers import site_readers
 from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
 from equipool.evaluate.statmaps import StatMap, detection, detection_at, stat_map
 from equipool.files import write_whole
+from equipool.parallel import fan_out
 
 __all__ = ["VolumeResult", "block_means", "harmonized_volumes", "run_volumes"]
 
@@ -76,16 +76,14 @@ def run_volumes(
     name: str, out: Path, *, splits: int = 5, jobs: int | None = None, settings: Settings | None = None
 ) -> VolumeResult:
     """Judge harmonized volumes of a cohort on several splits, and t-maps on the whole; write both tables."""
-    from joblib import Parallel, delayed
-
     key = fingerprint(make_method("ours", 0, settings_of(name, "ours", settings)))
     stem = file_stem(name)
     cached = out / "runs" / f"{stem}-volumes.json"
     rows = _earlier(cached, key, splits)
     if rows is None:
         print(f"{name}: harmonized volumes of {splits} splits", file=sys.stderr, flush=True)
-        parts = Parallel(n_jobs=jobs or os.cpu_count())(delayed(judge_split)(name, k) for k in range(splits))
-        rows = [row for part in parts for row in part]
+        parts = fan_out(judge_split, ((name, k) for k in range(splits)), jobs=jobs)
+        rows = sorted((row for part in parts for row in part), key=lambda row: row["split"])
         write_whole(cached, json.dumps({"settings": key, "splits": splits, "rows": rows}))
     pool, volumes = whole_cohort(name)
     truth = known_truth(name, volumes)
@@ -102,25 +100,22 @@ def run_volumes(
 
 def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     """Fit harmonizers on the training people of a split and judge their volumes on the held-out ones."""
-    from threadpoolctl import threadpool_limits
-
     data = load_brains(name, seed)
     pool, volumes = whole_cohort(name)
     place = {path: k for k, path in enumerate(volumes.paths)}
     train, test = (np.array([place[path] for path in part.images or ()]) for part in (data.train, data.test))
     truth = known_truth(name, volumes)
     rows = []
-    with threadpool_limits(1):
-        chance = _best_reader(pool.C, pool, train, test)
-        for method in HARMONIZED:
-            values = harmonized_volumes(method, pool, volumes, train)
-            blocks = block_means(values, volumes.mask)
-            row: dict[str, Any] = {"split": seed, "method": method}
-            row |= {"scanner": _best_reader(blocks, pool, train, test), "scanner_from_age": chance}
-            row["scanner_within"] = _reader_within(blocks, pool, test)
-            if truth is not None:
-                row |= _likeness(values, truth.clean.read(), train, test)
-            rows.append(row)
+    chance = _best_reader(pool.C, pool, train, test)
+    for method in HARMONIZED:
+        values = harmonized_volumes(method, pool, volumes, train)
+        blocks = block_means(values, volumes.mask)
+        row: dict[str, Any] = {"split": seed, "method": method}
+        row |= {"scanner": _best_reader(blocks, pool, train, test), "scanner_from_age": chance}
+        row["scanner_within"] = _reader_within(blocks, pool, test)
+        if truth is not None:
+            row |= _likeness(values, truth.clean.read(), train, test)
+        rows.append(row)
     return rows
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipool.nn import adversary_network
+from equipool.nn import adversary_network, distributed
+from equipool.nn.training import Trained
 
 __all__ = ["Opponent"]
 
@@ -17,10 +18,15 @@ class Opponent:
     """
 
     def __init__(self, n_code: int, site: Tensor, n_sites: int, *, learning_rate: float = 2e-3) -> None:
-        self.network = adversary_network(n_code, n_sites, normalise=False)
+        self.network = adversary_network(n_code, n_sites, normalise=False).to(distributed.device())
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=learning_rate)
         counts = torch.bincount(site, minlength=n_sites).clamp_min(1)
-        self.weights = counts.sum() / (n_sites * counts)
+        self.weights = (counts.sum() / (n_sites * counts)).to(distributed.device())
+
+    @property
+    def trained(self) -> Trained:
+        """The network and its optimiser, for checkpoints."""
+        return self.network, self.optimiser
 
     def play(self, code: Tensor, site: Tensor) -> Tensor:
         """Learn from this batch, then return the term that the code's side minimises."""

@@ -17,6 +17,7 @@ from equipool.data import Covariate
 from equipool.data.images import Volumes
 from equipool.data.splits import systematic
 from equipool.exceptions import InputError
+from equipool.models.manifest import manifest_of
 from equipool.models.rows import (
     Rows,
     ScaledVolumes,
@@ -29,7 +30,8 @@ from equipool.models.rows import (
     voxel_scales,
 )
 from equipool.models.seeding import seed_for
-from equipool.nn import Components, EncoderKind, coders
+from equipool.nn import Components, EncoderKind, coders, distributed
+from equipool.nn.checkpoints import Checkpoint, Checkpoints
 from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
 __all__ = ["PoolingEstimator"]
@@ -58,7 +60,11 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     class_weight: str | None
     batch_size: int | None
     steps: int
+    learning_rate: float
+    weight_decay: float
+    patience: int
     validation_fraction: float
+    checkpoint: str | Path | None
     random_state: int | None
     network_: Any
 
@@ -79,7 +85,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         for name in ("classes_", "target_scale_", "affine_", "volume_sites_", "dropped_"):
             self.__dict__.pop(name, None)  # of an earlier fit
-        array = self._features(X, reset=True)
+        distributed.remind()
+        with distributed.leader_first():  # it fills the cache of images
+            array = self._features(X, reset=True)
         if isinstance(array, Volumes):
             # The validator sees the images as one column that always varies.
             X = np.arange(len(array), dtype=np.float64)[:, None]
@@ -95,6 +103,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._seed = 0 if self.random_state is None else int(self.random_state)
         data = self._prepare(inputs, array, y)
         self._class_weights = self._weigh_classes(data.y)
+        self._checkpoints = None
+        if self.checkpoint is not None:
+            self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
         train, held = self._split(data)
         self.network_ = self._fit_networks(data.rows(train), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on who else is in the batch.
@@ -192,15 +203,26 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """What a voxel weighs in the reconstruction beside a feature of a table."""
         return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
 
-    def _mean_loss(
-        self, terms: Callable[[Tensor, Tensor | None], dict[str, Tensor]], data: TrainingData
-    ) -> float:
+    def _mean_loss(self, terms: Callable[[TrainingData], dict[str, Tensor]], data: TrainingData) -> float:
         """Return the mean of the sum of terms over people."""
         total = 0.0
         for part in data.batches(self._schedule(len(data.x))[0]):
-            share = len(part.x) / len(data.x)
-            total += share * sum(term.item() for term in terms(dense(part.x), part.y).values())
+            with distributed.sharded(len(part.x)):
+                found = terms(part.ready())
+            total += len(part.x) / len(data.x) * sum(term.item() for term in found.values())
         return total
+
+    @property
+    def _training(self) -> dict[str, Any]:
+        """The parameters of training that every stage has."""
+        return {
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "patience": self.patience,
+        }
+
+    def _checkpoint(self, stage: str) -> Checkpoint | None:
+        return None if self._checkpoints is None else self._checkpoints.stage(stage)
 
     def _n_outputs(self) -> int:
         """How many numbers the predictor gives: one a class, one for a number, none without a target."""

@@ -6,6 +6,7 @@ and differs in one term of the loss.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from equipool.models.rows import TrainingData, dense
 from equipool.models.seeding import seeded
 from equipool.nn import (
     EncoderKind,
+    distributed,
     grouped_mmd,
     match_loss,
     mlp,
@@ -26,6 +28,7 @@ from equipool.nn import (
     site_batches,
     train,
 )
+from equipool.nn.training import Trained
 from equipool.validation import Task
 
 __all__ = ["CAIPooler", "MMDPooler", "NaivePooler", "RandMatchPooler", "SubsamplingPooler"]
@@ -72,7 +75,7 @@ class NaivePooler(PoolingEstimator):
         Factor of the method's own term; Naive has none.
     task, class_weight, steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         As for :class:`EquivariantPooler`.
-    verbose, random_state
+    checkpoint, verbose, random_state
         As for :class:`EquivariantPooler`.
 
     Attributes
@@ -99,6 +102,7 @@ class NaivePooler(PoolingEstimator):
         weight_decay: float = 0.0,
         patience: int = 8,
         validation_fraction: float = 0.15,
+        checkpoint: str | Path | None = None,
         verbose: bool = False,
         random_state: int | None = None,
     ) -> None:
@@ -117,6 +121,7 @@ class NaivePooler(PoolingEstimator):
         self.weight_decay = weight_decay
         self.patience = patience
         self.validation_fraction = validation_fraction
+        self.checkpoint = checkpoint
         self.verbose = verbose
         self.random_state = random_state
 
@@ -127,13 +132,12 @@ class NaivePooler(PoolingEstimator):
             self._sites = int(data.site.max()) + 1
             self._start(data)
             self._start_components(network, data)
+            network.to(distributed.device())
             size, epochs = self._schedule(len(data.x))
 
             def step(rows: Tensor, _: int) -> dict[str, Tensor]:
-                batch = data.rows(rows)
-                x = dense(batch.x)
-                code = network.code(x)
-                terms = self._common_terms(network, x, batch.y, code)
+                batch = data.rows(rows).ready()
+                terms, code = self._common_terms(network, batch)
                 if self._sites > 1:
                     own = self._own_term(code, batch, rows)
                     terms |= {} if own is None else {"invariance": self.invariance * own}
@@ -142,7 +146,7 @@ class NaivePooler(PoolingEstimator):
             @torch.no_grad()
             def validate() -> float:
                 part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
-                return self._mean_loss(lambda x, y: self._common_terms(network, x, y, network.code(x)), part)
+                return self._mean_loss(lambda part: self._common_terms(network, part)[0], part)
 
             stops = self._stops_early and len(held.x) > 1
             self.history_ = train(
@@ -151,25 +155,29 @@ class NaivePooler(PoolingEstimator):
                 lambda: site_batches(data.site, size, generator),
                 epochs=epochs,
                 validate=validate if stops else None,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                patience=self.patience,
                 progress=type(self).__name__ if self.verbose else None,
+                checkpoint=self._checkpoint("training"),
+                generator=generator,
+                beside=self._beside(),
+                **self._training,
             ).epochs
-        return network
+        return network.cpu()
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
         return Autoencoder(*self._coders(n_features), self.n_latent, n_outputs, hidden=self.hidden)
 
-    def _common_terms(
-        self, network: Autoencoder, x: Tensor, y: Tensor | None, code: Tensor
-    ) -> dict[str, Tensor]:
-        rebuilt = reconstruction_loss(x, network.decoder(code))
+    def _common_terms(self, network: Autoencoder, batch: TrainingData) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the terms that all methods have, and the codes of the whole batch."""
+        x = dense(batch.x)
+        own = network.code(x)
+        rebuilt = distributed.average(reconstruction_loss(x, network.decoder(own)), len(x))
         terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
-        if y is not None and network.predictor is not None:
-            missed = prediction_loss(network.predictor(code), y, class_weights=self._class_weights)
+        code = distributed.gather(own)
+        if batch.y is not None and network.predictor is not None:
+            weights = None if self._class_weights is None else self._class_weights.to(code.device)
+            missed = prediction_loss(network.predictor(code), batch.y, class_weights=weights)
             terms["prediction"] = self.prediction * missed
-        return terms
+        return terms, code
 
     # The methods differ in what follows.
 
@@ -180,6 +188,10 @@ class NaivePooler(PoolingEstimator):
 
     def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor | None:
         return None
+
+    def _beside(self) -> list[Trained]:
+        """Return what else is trained, with its optimiser."""
+        return []
 
 
 class MMDPooler(NaivePooler):
@@ -209,6 +221,9 @@ class CAIPooler(NaivePooler):
     def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
         return self._opponent.play(code, batch.site)
 
+    def _beside(self) -> list[Trained]:
+        return [self._opponent.trained] if self._sites > 1 else []
+
 
 class SubsamplingPooler(NaivePooler):
     """SS, sub-sampling (Zhou et al. 2018): the MMD within groups of like covariates, averaged.
@@ -225,7 +240,7 @@ class SubsamplingPooler(NaivePooler):
         self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
 
     def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return grouped_mmd(code, batch.site, self._group[rows])
+        return grouped_mmd(code, batch.site, self._group[rows].to(code.device))
 
 
 class RandMatchPooler(NaivePooler):
@@ -248,7 +263,7 @@ class RandMatchPooler(NaivePooler):
         self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
 
     def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return match_loss(code, random_partners(self._group[rows], batch.site))
+        return match_loss(code, random_partners(self._group[rows], batch.site.cpu()).to(code.device))
 
 
 def covariate_groups(c: Tensor, n_groups: int) -> Tensor:

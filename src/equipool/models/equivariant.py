@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from equipool.groups import CovariateAction, FrameTau
 from equipool.models.rows import Rows
-from equipool.nn import correlation_loss, equivariance_loss, reconstruction_loss
+from equipool.nn import correlation_loss, distributed, equivariance_loss, reconstruction_loss
 
 __all__ = ["StageOne"]
 
@@ -49,11 +49,14 @@ class StageOne(nn.Module):
         """Return the terms of L_stage1 + ‖x − D(E(x))‖², scaled by their factors.
 
         The third term is ours: what is left of a latent at the reference covariate must not depend on the
-        covariate, or turning a person would not be all of moving that person to another age.
+        covariate, or turning a person would not be all of moving that person to another age. Of several
+        processes each gives its own rows of x, and the covariates of all.
         """
-        latent = self.latent(x)
-        terms = {"reconstruction": reconstruction * reconstruction_loss(x, self.decoder(latent))}
+        own = self.latent(x)
+        rebuilt = distributed.average(reconstruction_loss(x, self.decoder(own)), len(x))
+        terms = {"reconstruction": reconstruction * rebuilt}
         if c.shape[1]:
+            latent = distributed.gather(own)
             pairs = equivariance_loss(self.tau.vector(latent), c, self.tau.orbit)
             terms["equivariance"] = equivariance * pairs.to(x.dtype)
             if independence:

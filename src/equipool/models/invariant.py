@@ -70,7 +70,10 @@ class StageTwo(nn.Module):
 
     def through_channel(self, code: Tensor) -> Tensor:
         """Add the channel's noise, drawn anew at each call: for training."""
-        return code if self.power is None else code + torch.randn_like(code)
+        if self.power is None:
+            return code
+        # Drawn on the CPU, from the generator that was seeded: the same in every process.
+        return code + torch.randn(code.shape, dtype=code.dtype).to(code.device)
 
     def losses(
         self, latent: Tensor, upright: Tensor, c: Tensor, y: Tensor | None, site: Tensor, how: Objective

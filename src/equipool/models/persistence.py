@@ -28,6 +28,7 @@ from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
 from equipool.models.trend import Trend
 from equipool.models.volumes import VolumeSites
+from equipool.nn import distributed
 
 __all__ = ["SCHEMA", "load", "save"]
 
@@ -48,11 +49,20 @@ OWN_MODULE = "module"  # what the settings say in place of a torch module, whose
 
 
 def save(estimator: Any, folder: str | Path) -> Path:
-    """Write a fitted estimator into a folder; a folder that holds anything but a model is refused."""
+    """Write a fitted estimator into a folder; a folder that holds anything but a model is refused.
+
+    Of several processes that trained it together, one writes and the others wait.
+    """
+    with distributed.leader_first():
+        if distributed.leads():
+            _save(estimator, Path(folder))
+    return Path(folder)
+
+
+def _save(estimator: Any, folder: Path) -> None:
     from safetensors.torch import save as to_bytes
 
     check_is_fitted(estimator)
-    folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
@@ -68,7 +78,6 @@ def save(estimator: Any, folder: str | Path) -> Path:
     # The JSON names the numbers by their hash, so a model is whole or is refused.
     write_whole(folder / "model.safetensors", content)
     write_whole(folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
-    return folder
 
 
 def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Any:
@@ -189,7 +198,7 @@ def _with_own_modules(folder: Path, facts: dict[str, Any], given: dict[str, nn.M
 def _common_facts(estimator: Any) -> dict[str, Any]:
     from equipool import __version__
 
-    settings = estimator.get_params()
+    settings = {k: v for k, v in estimator.get_params().items() if k != "checkpoint"}  # a place, no setting
     settings = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in settings.items()}
     settings = {k: OWN_MODULE if isinstance(v, nn.Module) else v for k, v in settings.items()}
     names = getattr(estimator, "feature_names_in_", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from equipool.models.invariant import Objective, StageTwo
 from equipool.models.rows import Rows, TrainingData, dense, through
 from equipool.models.seeding import row_noise, seed_for, seeded
 from equipool.models.volumes import Box, fit_volume_sites
-from equipool.nn import EncoderKind, mlp, site_batches, train
+from equipool.nn import EncoderKind, distributed, mlp, site_batches, train
 from equipool.validation import Task
 from equipool.validation.inputs import parse_covariates, parse_labels
 
@@ -133,6 +134,9 @@ class EquivariantPooler(PoolingEstimator):
     steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
         on held-out rows.
+    checkpoint
+        A folder in which the state of training is kept about twice a minute: the same call goes on from it
+        after a kill, and ends with the bits of a run that was not killed. Another call is refused.
     verbose
         Say on the terminal how far training is.
     random_state
@@ -177,6 +181,7 @@ class EquivariantPooler(PoolingEstimator):
         stop_early: bool = False,
         patience: int = 8,
         validation_fraction: float = 0.15,
+        checkpoint: str | Path | None = None,
         verbose: bool = False,
         random_state: int | None = None,
     ) -> None:
@@ -208,6 +213,7 @@ class EquivariantPooler(PoolingEstimator):
         self.stop_early = stop_early
         self.patience = patience
         self.validation_fraction = validation_fraction
+        self.checkpoint = checkpoint
         self.verbose = verbose
         self.random_state = random_state
 
@@ -262,33 +268,30 @@ class EquivariantPooler(PoolingEstimator):
             self._start_components(one, data)
             if self.encoder == "components" and self.tau == "frame" and data.c.shape[1]:
                 one.start_reading(data.x, data.c)
+            one.to(distributed.device())
             size, epochs = self._schedule(len(data.x))
 
             @torch.no_grad()
             def validate() -> float:
-                size, _ = self._schedule(len(held.x))
-                parts = [(len(p.x), self._stage_one_losses(one, p, dense(p.x))) for p in held.batches(size)]
-                return sum(n / len(held.x) * sum(t.item() for t in terms.values()) for n, terms in parts)
+                return self._mean_loss(lambda part: self._stage_one_losses(one, part), held)
 
             self.history_["stage one"] = train(
                 one,
-                lambda rows, _: self._stage_one_losses(one, data.rows(rows)),
+                lambda rows, _: self._stage_one_losses(one, data.rows(rows).ready()),
                 lambda: site_batches(data.site, size, generator),
                 epochs=epochs,
                 validate=validate if len(held.x) > 1 else None,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                patience=self.patience,
                 progress="stage one" if self.verbose else None,
+                checkpoint=self._checkpoint("stage one"),
+                generator=generator,
+                **self._training,
             ).epochs
-            self._calibrate(one, data)
+            self._calibrate(one.cpu(), data)
         return one
 
-    def _stage_one_losses(
-        self, one: StageOne, data: TrainingData, x: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def _stage_one_losses(self, one: StageOne, data: TrainingData) -> dict[str, Tensor]:
         return one.losses(
-            dense(data.x) if x is None else x,
+            dense(data.x),
             data.c,
             equivariance=self.equivariance,
             reconstruction=self._voxel_share * self.reconstruction,
@@ -305,12 +308,13 @@ class EquivariantPooler(PoolingEstimator):
             two = self._build_stage_two(one, self._n_outputs())
             sites = int(data.site.max()) + 1
             opponent = Opponent(self.n_latent, data.site, sites) if self.adversary and sites > 1 else None
+            both = nn.ModuleList([one, two]).to(distributed.device())
             size, epochs = self._schedule(len(data.x))
             warm_up = max(epochs // 5, 1)
 
             def step(rows: Tensor, epoch: int) -> dict[str, Tensor]:
                 bounded = self.bounded and epoch >= warm_up
-                batch = data.rows(rows)
+                batch = data.rows(rows).ready()
                 terms, code = self._stage_two_losses(one, two, batch, bounded=bounded, sites=sites)
                 if opponent is not None:
                     terms["adversary"] = self.adversary * opponent.play(code, batch.site)
@@ -319,21 +323,23 @@ class EquivariantPooler(PoolingEstimator):
             @torch.no_grad()
             def validate() -> float:
                 with seeded(self._seed, "validation noise"):
-                    part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
+                    part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS))).ready()
                     terms, _ = self._stage_two_losses(one, two, part, bounded=self.bounded, sites=sites)
                 return sum(term.item() for term in terms.values())
 
             self.history_["stage two"] = train(
-                nn.ModuleList([one, two]) if self.finetune else two,
+                both if self.finetune else two,
                 step,
                 lambda: site_batches(data.site, size, generator),
                 epochs=epochs,
                 validate=validate if self.stop_early and len(held.x) > 1 else None,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                patience=self.patience,
                 progress="stage two" if self.verbose else None,
+                checkpoint=self._checkpoint("stage two"),
+                generator=generator,
+                beside=[] if opponent is None else [opponent.trained],
+                **self._training,
             ).epochs
+            both.cpu()
             if self.finetune:
                 self._calibrate(one, data)
         return two
@@ -347,16 +353,15 @@ class EquivariantPooler(PoolingEstimator):
             reconstruction=self.latent_reconstruction,
             mmd=self.mmd if sites > 1 else 0.0,
             bounded=bounded,
-            class_weights=self._class_weights,
+            class_weights=None if self._class_weights is None else self._class_weights.to(data.c.device),
             transported=self.match == "transported",
         )
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            x = dense(data.x)
-            latent = one.latent(x)
+            latent = distributed.gather(one.latent(dense(data.x)))
             upright, c = one.upright(latent)
         terms, code = two.losses(latent, upright, c, data.y, data.site, objective)
         if self.finetune:
-            terms |= self._stage_one_losses(one, data, x)
+            terms |= self._stage_one_losses(one, data)
         return terms, code
 
     def _release(self, code: Tensor, x: Rows) -> Tensor:

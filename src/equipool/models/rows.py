@@ -16,6 +16,7 @@ from equipool.data import PooledDataset
 from equipool.data.images import Volumes
 from equipool.data.nifti import read_grid
 from equipool.exceptions import InputError
+from equipool.nn import distributed
 
 __all__ = [
     "Rows",
@@ -111,6 +112,12 @@ class TrainingData:
         """Select rows; volumes are not read yet."""
         y = None if self.y is None else self.y[index]
         return TrainingData(self.x[index], y, self.site[index], self.c[index])
+
+    def ready(self) -> TrainingData:
+        """Return a batch as this process computes it: its own part of the features, read, and all labels."""
+        to = distributed.device()
+        y = None if self.y is None else self.y.to(to)
+        return TrainingData(dense(self.x[distributed.own()]).to(to), y, self.site.to(to), self.c.to(to))
 
     def batches(self, size: int) -> Iterator[TrainingData]:
         """Give a table as it is, and volumes ``size`` at a time."""

@@ -1,5 +1,6 @@
 """Networks, losses and the training loop."""
 
+from equipool.nn import distributed
 from equipool.nn.losses import (
     correlation_loss,
     equivariance_loss,
@@ -21,6 +22,7 @@ __all__ = [
     "coder",
     "coders",
     "correlation_loss",
+    "distributed",
     "equivariance_loss",
     "equivariance_loss_cayley",
     "grouped_mmd",

@@ -1,4 +1,7 @@
-"""The one training loop: batches in which every site appears, early stopping, the best state kept."""
+"""The one training loop: batches in which every site appears, early stopping, the best state kept.
+
+It runs in one process or in several (:mod:`equipool.nn.distributed`), and goes on from a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,22 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from equipool.nn import distributed
+from equipool.nn.checkpoints import Checkpoint
 from equipool.progress import duration
 
 __all__ = ["History", "site_batches", "train"]
+
+Step = Callable[[Tensor, int], dict[str, Tensor]]
+Trained = tuple[nn.Module, torch.optim.Optimizer]
 
 
 @dataclass
@@ -55,7 +65,7 @@ def site_batches(
 
 def train(
     modules: nn.Module,
-    step: Callable[[Tensor, int], dict[str, Tensor]],
+    step: Step,
     batches: Callable[[], Iterator[Tensor]],
     *,
     epochs: int,
@@ -64,6 +74,9 @@ def train(
     weight_decay: float = 0.0,
     patience: int = 8,
     progress: str | None = None,
+    checkpoint: Checkpoint | None = None,
+    generator: torch.Generator | None = None,
+    beside: Sequence[Trained] = (),
 ) -> History:
     """Minimise the sum of the terms that ``step`` returns, with Adam (weights decay apart from it).
 
@@ -82,33 +95,32 @@ def train(
         As they say.
     progress
         What to call it on the terminal; ``None``: nothing is said.
+    checkpoint
+        Where to keep the state, to go on from.
+    generator, beside
+        What the state also consists of: the generator that batches are drawn from, and other modules with
+        optimisers that ``step`` trains.
     """
     optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
-    history, best, kept, start = History(), float("inf"), None, time.perf_counter()
-    for epoch in range(epochs):
+    state = _State([(modules, optimiser), *beside], generator, checkpoint)
+    finished = state.resume()
+    distributed.synchronise(modules)
+    start, begun = time.perf_counter(), state.epoch
+    while not finished:
         for group in optimiser.param_groups:
             # A rate that falls to nothing along half a cosine: the last state is then also a settled one.
-            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
-        losses = _one_epoch(modules, optimiser, step, batches(), epoch)
-        history.epochs.append(losses)
-        if progress:
-            left = (time.perf_counter() - start) / (epoch + 1) * (epochs - epoch - 1)
+            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * state.epoch / epochs))
+        losses = _one_epoch(state, step, batches)
+        if progress and distributed.leads():
+            done = state.epoch + 1
+            left = (time.perf_counter() - start) / (done - begun) * (epochs - done)
             say_progress(
-                f"{progress}: epoch {epoch + 1} of at most {epochs}, about {duration(left)} left",
-                epoch + 1 == epochs,
+                f"{progress}: epoch {done} of at most {epochs}, about {duration(left)} left", done == epochs
             )
-        if validate is None:
-            continue
-        losses["validation"] = validate()
-        if losses["validation"] < best:
-            best, history.best_epoch = losses["validation"], epoch
-            kept = copy.deepcopy(modules.state_dict())
-        if epoch - history.best_epoch >= patience:
-            break
-    if kept is not None:
-        modules.load_state_dict(kept)
+        finished = state.close_epoch(losses, validate, patience) or state.epoch >= epochs
+    state.go_back()
     modules.eval()
-    return history
+    return state.history
 
 
 def say_progress(text: str, last: bool) -> None:
@@ -117,24 +129,120 @@ def say_progress(text: str, last: bool) -> None:
         print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
 
 
-def _one_epoch(
-    modules: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    step: Callable[[Tensor, int], dict[str, Tensor]],
-    batches: Iterator[Tensor],
-    epoch: int,
-) -> dict[str, float]:
-    """Go once through the batches and return the mean of each term; leave the modules ready to be read."""
+def _one_epoch(state: _State, step: Step, batches: Callable[[], Iterator[Tensor]]) -> dict[str, float]:
+    """Go through the batches that are left and return the mean of each term; leave the modules to be read."""
+    modules, optimiser = state.trained[0]
     modules.train()
-    sums: dict[str, Tensor] = {}
-    count = 0
-    for rows in batches:
-        terms = step(rows, epoch)
+    for rows in state.batches_left(batches):
+        with distributed.sharded(len(rows)):
+            terms = step(rows, state.epoch)
         optimiser.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()
+        distributed.average_gradients(modules)
         optimiser.step()
-        count += 1
-        for name, term in terms.items():
-            sums[name] = sums.get(name, 0.0) + term.detach()
+        state.count(terms)
     modules.eval()
-    return {name: total.item() / count for name, total in sums.items()}
+    distributed.synchronise(modules)
+    return {name: total.item() / state.batch for name, total in state.sums.items()}
+
+
+class _State:
+    """All that decides how training goes on: parameters, optimisers, random numbers, and how far it is."""
+
+    def __init__(
+        self, trained: Sequence[Trained], generator: torch.Generator | None, checkpoint: Checkpoint | None
+    ) -> None:
+        self.trained, self.generator, self.checkpoint = trained, generator, checkpoint
+        self.history, self.best = History(), float("inf")
+        self.kept: dict[str, Tensor] | None = None
+        self.epoch = self.batch = 0
+        self.done = False
+        self.sums: dict[str, Tensor] = {}
+        self.drawn_from = torch.empty(0, dtype=torch.uint8)  # the generator as the epoch began
+
+    def batches_left(self, batches: Callable[[], Iterator[Tensor]]) -> Iterator[Tensor]:
+        """Give the epoch's batches; those before the checkpoint are drawn again, and passed over."""
+        if self.generator is not None:
+            if self.batch:
+                self.generator.set_state(self.drawn_from)
+            self.drawn_from = self.generator.get_state()
+        return islice(batches(), self.batch, None)
+
+    def count(self, terms: dict[str, Tensor]) -> None:
+        """Note a step, and write the state where that is due."""
+        self.batch += 1
+        for name, term in terms.items():
+            self.sums[name] = self.sums.get(name, 0.0) + term.detach()
+        if self.checkpoint is not None and self.checkpoint.due():
+            self._write()
+
+    def close_epoch(
+        self, losses: dict[str, float], validate: Callable[[], float] | None, patience: int
+    ) -> bool:
+        """Note an epoch; return whether there was no new best one for so long that training ends."""
+        self.history.epochs.append(losses)
+        epoch = self.epoch
+        self.epoch, self.batch, self.sums = epoch + 1, 0, {}
+        if validate is None:
+            return False
+        losses["validation"] = distributed.agree(validate())
+        if losses["validation"] < self.best:
+            self.best, self.history.best_epoch = losses["validation"], epoch
+            self.kept = copy.deepcopy(self.trained[0][0].state_dict())
+        return epoch - self.history.best_epoch >= patience
+
+    def go_back(self) -> None:
+        """Return to the best state, and write that this is the end."""
+        if self.kept is not None:
+            self.trained[0][0].load_state_dict(self.kept)
+        if self.checkpoint is not None and not self.done:
+            self.done = True
+            self._write()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        assert self.checkpoint is not None
+        numbers = {"random": torch.get_rng_state(), "batches": self.drawn_from}
+        for k, (module, optimiser) in enumerate(self.trained):
+            numbers |= {f"module.{k}.{name}": value for name, value in module.state_dict().items()}
+            for place, moments in optimiser.state_dict()["state"].items():
+                numbers |= {f"optimiser.{k}.{place}.{name}": value for name, value in moments.items()}
+        numbers |= {f"kept.{name}": value for name, value in (self.kept or {}).items()}
+        numbers |= {f"sum.{name}": value for name, value in self.sums.items()}
+        facts: dict[str, Any] = {
+            "done": self.done,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "best": self.best,
+        }
+        facts |= {"best_epoch": self.history.best_epoch, "history": self.history.epochs}
+        self.checkpoint.write(numbers, facts)
+
+    def resume(self) -> bool:
+        """Go to where the checkpoint is, if there is one; return whether training had come to its end."""
+        found = None if self.checkpoint is None else self.checkpoint.read()
+        if found is None:
+            return False
+        numbers, facts = found
+        for k, (module, optimiser) in enumerate(self.trained):
+            module.load_state_dict(_under(f"module.{k}.", numbers))
+            moments: dict[int, dict[str, Tensor]] = {}
+            for name, value in _under(f"optimiser.{k}.", numbers).items():
+                place, _, kind = name.partition(".")
+                moments.setdefault(int(place), {})[kind] = value
+            known: dict[str, Any] = optimiser.state_dict()
+            optimiser.load_state_dict({**known, "state": moments})
+        self.kept = _under("kept.", numbers) or None
+        self.sums = {name: value.to(distributed.device()) for name, value in _under("sum.", numbers).items()}
+        self.epoch, self.batch, self.best = facts["epoch"], facts["batch"], facts["best"]
+        self.history = History(facts["history"], facts["best_epoch"])
+        self.drawn_from = numbers["batches"]
+        torch.set_rng_state(numbers["random"])
+        self.done = bool(facts["done"])
+        return self.done
+
+
+def _under(prefix: str, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the numbers whose names begin so, named by the rest."""
+    return {name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix)}

@@ -11,11 +11,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipool.nn import distributed
+
 __all__ = ["ResNet3d", "VolumeDecoder", "VolumeEncoder", "voxel_decoder"]
 
 STAGES = (16, 16, 32, 64)
 STRIDES = (2, 2, 2, 1)  # the stem halves the box too
 POOLED = 3  # cells of the last average along each axis: one would forget where in the brain something is
+
+
+class WholeBatch:
+    """Batch normalisation with the statistics of the whole batch, where several processes share it.
+
+    torch's own synchronised form refuses CPUs. In one process this is torch's plain one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
+        layer: Any = self
+        if not layer.training or distributed.own() == slice(None):
+            return super().forward(x)  # type: ignore[misc]
+        axes = [0, *range(2, x.ndim)]
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        count = distributed.batch_rows(len(x)) * x[0, 0].numel()
+        mean = distributed.total(x.sum(axes)) / count
+        centred = x - mean.view(shape)
+        variance = distributed.total(centred.square().sum(axes)) / count
+        with torch.no_grad():
+            layer.num_batches_tracked += 1
+            layer.running_mean.lerp_(mean, layer.momentum)
+            layer.running_var.lerp_(variance * (count / (count - 1)), layer.momentum)
+        scale = layer.weight * torch.rsqrt(variance + layer.eps)
+        return torch.addcmul(layer.bias.view(shape), centred, scale.view(shape))
+
+
+class BatchNorm1d(WholeBatch, nn.BatchNorm1d):
+    """Over people."""
+
+
+class BatchNorm3d(WholeBatch, nn.BatchNorm3d):
+    """Over people and places."""
+
+
+class Dropout(nn.Dropout):
+    """Dropout drawn for the whole batch, so that several processes leave out what one would."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with some numbers 0 and the others larger, in training."""
+        if not self.training:
+            return x
+        rows = distributed.batch_rows(len(x))
+        kept = torch.empty(rows, *x.shape[1:]).bernoulli_(1 - self.p)[distributed.own()]
+        return x * kept.to(x) / (1 - self.p)
 
 
 class ResidualBlock(nn.Module):
@@ -24,10 +71,10 @@ class ResidualBlock(nn.Module):
     def __init__(self, n_in: int, n_out: int, *, stride: int = 1) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.BatchNorm3d(n_in),
+            BatchNorm3d(n_in),
             nn.SiLU(),
             nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm3d(n_out),
+            BatchNorm3d(n_out),
             nn.SiLU(),
             nn.Conv3d(n_out, n_out, 3, padding=1),
         )
@@ -60,15 +107,15 @@ class ResNet3d(nn.Sequential):
                 ResidualBlock(a, b, stride=stride)
                 for a, b, stride in zip(widths[:-1], widths[1:], STRIDES, strict=True)
             ),
-            nn.BatchNorm3d(widths[-1]),
+            BatchNorm3d(widths[-1]),
             nn.SiLU(),
             nn.AdaptiveAvgPool3d(POOLED),
             nn.Flatten(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(widths[-1] * POOLED**3, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
+            BatchNorm1d(hidden),
             nn.SiLU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(hidden, n_out),
         )
         self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]

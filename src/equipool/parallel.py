@@ -1,0 +1,101 @@
+"""Fanning work out: over the cores of this machine, or over a Dask cluster, by the same call of joblib.
+
+A task must find the same files wherever it runs: on several machines, caches and results belong on a shared
+disk, or come back as values.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from equipool.exceptions import EquipoolError, MissingExtraError
+
+__all__ = ["cluster", "fan_out"]
+
+Result = TypeVar("Result")
+
+SECONDS = 15  # to wait for a scheduler
+
+
+def fan_out(
+    task: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, jobs: int | None = None
+) -> Iterator[Result]:
+    """Run a task once for each tuple of arguments, one thread each; yield results as they come.
+
+    Parameters
+    ----------
+    task, items
+        A function of a module, and the arguments of each run.
+    jobs
+        How many at a time; default: what the joblib context says (``joblib.parallel_config``, or
+        :func:`cluster`), else one for each core.
+
+    Examples
+    --------
+    >>> sorted(fan_out(divmod, [(7, 2), (9, 4)], jobs=1))
+    [(2, 1), (3, 1)]
+    """
+    from joblib import Parallel, delayed
+    from joblib.parallel import get_active_backend
+
+    told = get_active_backend()[1]
+    count = jobs or told or os.cpu_count()
+    parallel = Parallel(n_jobs=count, return_as="generator_unordered")
+    try:
+        yield from parallel(delayed(_on_one_thread)(task, *item) for item in items)
+    except Exception as error:
+        if not isinstance(error, BrokenExecutor) and type(error).__name__ != "KilledWorker":
+            raise
+        raise EquipoolError(
+            "A worker was ended from outside, most likely because memory ran out; run the same command with "
+            "fewer --jobs, or give each worker more memory. What is done is kept."
+        ) from error
+
+
+@contextmanager
+def cluster(scheduler: str | None) -> Iterator[None]:
+    """Send what is fanned out inside to a Dask cluster at this address; ``None``: to this machine's cores."""
+    if scheduler is None:
+        yield
+        return
+    import joblib
+
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingExtraError("A cluster needs Dask: pip install 'equipool[cluster]'.") from None
+    try:
+        client: Any = Client(scheduler, timeout=SECONDS)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise EquipoolError(
+            f"There is no Dask scheduler at {scheduler} ({type(error).__name__}); start one with "
+            "`dask scheduler`, and give the address that it prints."
+        ) from error
+    with client:
+        if not client.ncores():
+            raise EquipoolError(
+                f"The scheduler at {scheduler} has no workers; start some with `dask worker {scheduler}`."
+            )
+        with joblib.parallel_config("dask"):
+            yield
+
+
+def _on_one_thread(task: Callable[..., Result], *arguments: Any) -> Result:
+    """Run a task with one thread: workers side by side that take all cores each hold each other up."""
+    from threadpoolctl import threadpool_limits
+
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 1
+    with threadpool_limits(1):
+        if torch:
+            torch.set_num_threads(1)
+        try:
+            return task(*arguments)
+        finally:
+            if torch:
+                torch.set_num_threads(threads)

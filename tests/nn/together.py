@@ -1,0 +1,93 @@
+"""What the processes of test_distributed.py run: fit together, and the first writes what came out."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import equipool as ep
+from equipool import models
+from equipool.groups import CovariateAction
+from equipool.nn import (
+    correlation_loss,
+    distributed,
+    equivariance_loss,
+    grouped_mmd,
+    match_loss,
+    mmd,
+    prediction_loss,
+    reconstruction_loss,
+)
+from equipool.nn.volumes import ResNet3d
+
+ESTIMATORS = {
+    "ours": models.EquivariantPooler(steps=50, batch_size=128, stop_early=True),  # of each stage
+    "transported": models.EquivariantPooler(steps=5, batch_size=50, match="transported"),
+    "cai": models.CAIPooler(steps=100, batch_size=128),
+    "ss": models.SubsamplingPooler(steps=20, batch_size=128),
+    "rm": models.RandMatchPooler(steps=20, batch_size=128),
+}
+
+
+def losses():
+    """Yield each loss by name, as a function of codes and what is known of people."""
+    site = torch.arange(9) % 4  # the last process of two has none of site 0 if shared out by halves
+    c = torch.linspace(-1, 1, 9).unsqueeze(1)
+    group, partner, y = torch.arange(9) % 2, torch.tensor([1, 2, 3, -1, 5, 6, 7, 8, 0]), torch.arange(9) % 3
+    yield "equation (4)", lambda z: equivariance_loss(z, c, CovariateAction.spread(6))
+    yield "independence", lambda z: correlation_loss(z, c)
+    yield "mmd", lambda z: mmd(z, site)
+    yield "grouped mmd", lambda z: grouped_mmd(z, site, group)
+    yield "matches", lambda z: match_loss(z, partner)
+    yield "prediction", lambda z: prediction_loss(z[:, :3], y, class_weights=torch.tensor([1.0, 2.0, 3.0]))
+    yield "bounded", lambda z: prediction_loss(z[:, :3], y, bounded=True)
+
+
+def one_step(loss):
+    """Return a loss of a batch, and the gradients of a network before the gathering and of one after it."""
+    torch.manual_seed(3)
+    before, after, x = nn.Linear(5, 6), nn.Linear(6, 6), torch.randn(9, 5)
+    with distributed.sharded(len(x)):
+        own = before(x[distributed.own()])
+        rebuilt = distributed.average(reconstruction_loss(own, own.sin()), len(own))
+        value = loss(after(distributed.gather(own))) + rebuilt
+    value.backward()
+    both = nn.ModuleList([before, after])
+    distributed.average_gradients(both)
+    return torch.cat([value.detach().view(1), *(p.grad.flatten() for p in both.parameters())])
+
+
+def volume_step():
+    """Return the same of the 3-D network, with its batch normalisation and dropout."""
+    torch.manual_seed(4)
+    network, x, wanted = ResNet3d(6, hidden=8), torch.randn(9, 1, 16, 16, 16), torch.randn(9, 6)
+    with distributed.sharded(len(x)):
+        value = (distributed.gather(network(x[distributed.own()])) - wanted).square().mean()
+    value.backward()
+    distributed.average_gradients(network)
+    running = [value.flatten() for name, value in network.named_buffers() if "running" in name]
+    gradients = [parameter.grad.flatten() for parameter in network.parameters()]
+    return torch.cat([value.detach().view(1), *gradients, *running])
+
+
+def main(out):
+    torch.set_num_threads(1)
+    rank, size = distributed.start()
+    found = {f"loss {name}": one_step(loss).numpy() for name, loss in losses()}
+    found["loss of volumes"] = volume_step().numpy()
+    pool = ep.simulate_table(overlap=0.5, people=150, features=12).pool
+    for name, estimator in ESTIMATORS.items():
+        estimator.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
+        values = [value.flatten() for value in estimator.network_.state_dict().values()]
+        found[f"parameters {name}"] = torch.cat(values).numpy()
+        stages = estimator.history_
+        epochs = [e for s in stages.values() for e in s] if isinstance(stages, dict) else stages
+        found[f"history {name}"] = np.concatenate([list(epoch.values()) for epoch in epochs])
+    estimator.save(out / f"model-{size}")
+    np.savez(out / f"{rank}-of-{size}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
