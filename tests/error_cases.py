@@ -687,6 +687,7 @@ REPORTS = [
     Case("a report of one table", "report people.csv", "--after"),
     Case("a report of a folder and a table", "report fitted --after people.csv", "--after"),
     Case("a report over something else", "report fitted --out people.csv", "people.csv is no report"),
+    Case("a report with an odd seed", "report fitted --seed -1", "--seed"),
     Case("a report onto a folder", "report fitted --out bids", "bids is a folder"),
     Case("a report of a damaged account", "report fitted", "account.json", write("fitted/account.json", "{")),
     Case(

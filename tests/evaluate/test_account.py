@@ -32,7 +32,10 @@ def preflight(pool):
 def account(pool, preflight):
     model = ep.SiteHarmonizer(random_state=0)
     clean = model.fit_transform(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
-    return account_of_table(pool, clean, preflight)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipool.evaluate.account.TAU_STEPS", 20)
+        patch.setattr("equipool.evaluate.heldout.TREES", 10)
+        return account_of_table(pool, clean, preflight)
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "report",
         help="the report of a harmonization again, or of anybody's tables",
         description="Make the report of a folder that `equipool harmonize` wrote again, without "
-        "fitting anything; or "
-        "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
+        "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
+        "BEFORE.csv --after AFTER.csv.",
     )
     command.add_argument(
         "table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured"
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the report of a folder or of two tables."""
     from equipool.report.html import write_report
 
+    if arguments.seed < 0:
+        raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
     source: Path = arguments.table
     if source.is_dir():
         if arguments.after is not None:
@@ -118,7 +120,10 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     preflight = check(frame, site=arguments.site, **roles(arguments))
     made = _made(arguments, {arguments.table.name: arguments.table, arguments.after.name: arguments.after})
     print("Judging held-out people …", file=sys.stderr)
-    return account_of_two_tables(pool, given.features, preflight, seed=arguments.seed, made=made)
+    subject = frame[arguments.subject].to_numpy() if arguments.subject else None
+    return account_of_two_tables(
+        pool, given.features, preflight, subject=subject, seed=arguments.seed, made=made
+    )
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:

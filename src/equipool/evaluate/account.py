@@ -175,17 +175,18 @@ def account_of_two_tables(
     harmonized: FloatArray,
     preflight: PreflightReport,
     *,
+    subject: NDArray[Any] | None = None,
     seed: int = 0,
     made: dict[str, Any] | None = None,
 ) -> Account:
     """Return the account of anybody's harmonized table, which cannot be fitted anew."""
     rows = some_people(pool, JUDGED, seed)
-    found = held_out(pool[rows], pool.features[rows], lambda train: harmonized[rows], seed=seed)
+    own = None if subject is None else subject[rows]
+    found = held_out(pool[rows], pool.features[rows], lambda train: harmonized[rows], subject=own, seed=seed)
     how = (
-        "The harmonized table was given, so the harmonizer itself was not cross-validated: it may "
-        "have seen the "
-        "people that readers are judged on, and then the site looks better hidden, and signals clearer, than "
-        "they would be in new people."
+        "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have seen "
+        "the people that readers are judged on, and then the site looks better hidden, and signals clearer, "
+        "than they would be in new people."
     )
     tau = _tau_of_table(pool, seed)
     return _account(
@@ -471,6 +472,8 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
         text = f"The site can no longer be read better than {others} {numbers}."
+    elif after <= floor + spread:
+        text = f"The site may be gone: what is left is within the noise of so few people {numbers}."
     elif level == "fair":
         share = (before - after) / (before - floor)
         text = f"The site is harder to read but not gone: {share:.0%} of it was taken out {numbers}."
@@ -487,9 +490,9 @@ def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, flo
         return None
     floor = max(row["mean"] for row in (read["covariates"], shuffled) if row)
     spread = _noise(after["sd"], found.folds)
-    level = "good" if after["mean"] <= floor + spread else "fair"
-    removed = before["mean"] - after["mean"]
-    if level == "fair" and removed < max(CLOSE, 0.25 * (before["mean"] - floor)):
+    level = "good" if after["mean"] <= floor + CLOSE else "fair"
+    little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
+    if after["mean"] > floor + spread and before["mean"] > floor + spread and little:
         level = "bad"
     return level, before["mean"], after["mean"], floor, spread
 

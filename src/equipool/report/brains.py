@@ -55,8 +55,7 @@ def statmap_pictures(
                 "name": f"{name.capitalize()}: {plural(int(called[name].sum()), 'significant voxel')}",
                 "png": _montage(brain, shown, np.where(called[name], found.t, np.nan), top),
                 "alt": f"Axial slices at {', '.join(f'{_mm(brain, k):.0f}' for k in shown)} mm with "
-                "the significant "
-                f"voxels of {column}, {name}: {int(called[name].sum())}.",
+                f"the significant voxels of {column}, {name}: {int(called[name].sum())}.",
             }
             for name, found in maps.items()
         ],
@@ -101,9 +100,8 @@ def _sentence(maps: Mapping[str, StatMap], called: Mapping[str, NDArray[np.bool_
     counts = ", ".join(f"{plural(int(called[name].sum()), 'voxel')} {name}" for name in maps)
     return (
         f"{first.n} people, covariates adjusted. Significant at p < 0.001 after Bonferroni: {counts}, of "
-        f"{int(first.tested.sum())} tested. The harmonized map does not know that the site's effects "
-        "were themselves "
-        "estimated; where the variable and the site go together, its t-values are too large."
+        f"{int(first.tested.sum())} tested. The harmonized map does not know that the site's effects were "
+        "themselves estimated; where the variable and the site go together, its t-values are too large."
     )
 
 

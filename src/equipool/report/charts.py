@@ -274,11 +274,9 @@ def _readings(table: Columns) -> Figure:
             Drawing(f"Readers fitted on {who}", panel.svg(f"Balanced accuracy of site readers. {alt}."))
         )
     caption = (
-        "How well the site of held-out people is read from their features and covariates. Left of or "
-        "level with "
-        "covariates alone and chance is as good as it gets. Readers that were fitted on other "
-        "held-out people see "
-        "what harmonization leaves in people it has not seen."
+        "How well the site of held-out people is read from their features and covariates. Left of or level "
+        "with covariates alone and chance is as good as it gets. Readers that were fitted on other held-out "
+        "people see what harmonization leaves in people it has not seen."
     )
     return Figure("site", "Can the site still be read?", caption, {"": drawings}, table, legend="readers")
 
@@ -320,11 +318,9 @@ def _signals(table: Columns) -> Figure:
         for _, row in rows
     )
     caption = (
-        "What people brought, read from features alone in held-out people: numbers by ridge "
-        "regression (R²), classes "
-        "by logistic regression (AUC, 0.5 is chance). Within sites, knowing the site helps nobody; "
-        "at left-out sites, "
-        "the reader has never seen the site."
+        "What people brought, read from features alone in held-out people: numbers by ridge regression "
+        "(R²), classes by logistic regression (AUC, 0.5 is chance). Within sites, knowing the site helps "
+        "nobody; at left-out sites, the reader has never seen the site."
     )
     return Figure(
         "signals",
@@ -378,9 +374,8 @@ def _tau(account: Account) -> Figure | None:
     limits = [values.min(), *edges, values.max()]
     labels = [(f"{number(limits[q])} to {number(limits[q + 1])}", shade) for q, shade in enumerate(shades)]
     caption = (
-        f"t-SNE of τ, one point a person, coloured by {name}: in an equivariant space {name} runs "
-        "through it in order. "
-        f"{about['how']}"
+        f"t-SNE of τ, one point a person, coloured by {name}: in an equivariant space {name} runs through it "
+        f"in order. {about['how']}"
     )
     alt = (
         f"Scatter of {len(values)} people, coloured by {name} from {number(values.min())} to "
@@ -418,9 +413,8 @@ def _before_after(account: Account) -> Figure:
         drawings.append(Drawing(STAGES[stage].capitalize(), panel.svg(alt)))
     caption = (
         "t-SNE of all features, one point a person. Where the site shapes the data, its people lie "
-        "together. Harmonized "
-        "by the model that was fitted on these people; how far the site can be read in new people is "
-        "told above."
+        "together. Harmonized by the model that was fitted on these people; how far the site can be read in "
+        "new people is told above."
     )
     return Figure("maps", "Before and after, by site", caption, {"": drawings}, whole, legend="sites")
 
@@ -447,10 +441,8 @@ def _features(account: Account) -> Figure | None:
         ]
     caption = (
         "The features that the site changes most as measured, and those in which most of it is left. "
-        "Curves: each "
-        "site's course over its own range. Boxes: quartiles by site with the covariates' common "
-        "course taken out; "
-        "whiskers reach to the last person within 1.5 box lengths."
+        "Curves: each site's course over its own range. Boxes: quartiles by site with the covariates' "
+        "common course taken out; whiskers reach to the last person within 1.5 box lengths."
     )
     return Figure("features", "Feature by feature", caption, drawings, table, legend="sites")
 
@@ -523,10 +515,9 @@ def _shares(account: Account) -> Figure:
     below = sum(a < b for a, b in zip(table["after"], table["before"], strict=True))
     where = "in held-out people" if account.held_out is not None else "in the people fitted on"
     caption = (
-        "The share of each feature's variance that the site explains beyond the covariates (ω²), "
-        f"{where}. It fell in "
-        f"{below} of {len(table['feature'])} features; on average from {np.mean(table['before']):.2f} to "
-        f"{np.mean(table['after']):.2f}."
+        f"The share of each feature's variance that the site explains beyond the covariates (ω²), {where}. "
+        f"It fell in {below} of {len(table['feature'])} features; on average from "
+        f"{np.mean(table['before']):.2f} to {np.mean(table['after']):.2f}."
     )
     alt = (
         f"Scatter of {len(table['feature'])} features: the site's share of variance as measured and "

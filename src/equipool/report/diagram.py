@@ -35,9 +35,8 @@ def causal_diagram(site: str, covariates: Sequence[str], target: str | None, kin
         (middle, bottom, "the person", "not seen itself", " kept"),
     ]
     alt = (
-        f"Causal diagram: {site} acts on {names} (who came) and on the {measured} (how it measured); "
-        f"{names} acts on "
-        f"the person, and the person on the {measured}."
+        f"Causal diagram: {site} acts on {names} (who came) and on the {measured} (how it measured); {names} "
+        f"acts on the person, and the person on the {measured}."
     )
     if goal:
         arrows += [((right, top), (right, centre), ""), ((middle, bottom), (right, centre), "")]

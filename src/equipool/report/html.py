@@ -210,11 +210,9 @@ def _effects(account: Account) -> dict[str, Any] | None:
     sentence = (
         f"Effects of {about['of']}{contrast} on each {one}, covariates adjusted, {about['people']} people. "
         f"Significant at a false discovery rate of 5 %: {counts}, of {len(table['feature'])} {one}s. "
-        f"{about['note']} The harmonized column does not know that the site's "
-        "effects were "
-        "themselves estimated, so its t-values are too large where the variable and the site go "
-        "together; the "
-        "column with the site in the regression is the cautious one."
+        f"{about['note']} The harmonized column does not know that the site's effects were themselves "
+        "estimated, so its t-values are too large where the variable and the site go together; the column "
+        "with the site in the regression is the cautious one."
     )
     return {
         "sentence": sentence,
