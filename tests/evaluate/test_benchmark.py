@@ -79,7 +79,7 @@ def test_runs_with_other_settings_are_not_taken_for_these(quick, tmp_path, monke
 
 def test_runs_of_other_code_are_not_taken_for_these(quick, tmp_path, monkeypatch):
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
-    monkeypatch.setattr(methods, "_code", lambda: "another version")
+    monkeypatch.setattr(methods, "code_hash", lambda: "another version")
     quick.clear()
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
     assert len(quick) == 1

@@ -58,7 +58,7 @@ def test_searches_add_up_and_other_methods_keep_their_settings(quick, tmp_path):
 
 def test_a_search_of_other_code_does_not_count(quick, tmp_path, monkeypatch):
     selection.select("german", tmp_path, methods=["naive"], trials=2, jobs=1)
-    monkeypatch.setattr(methods, "_code", lambda: "another version")
+    monkeypatch.setattr(methods, "code_hash", lambda: "another version")
     quick.clear()
     selection.select("german", tmp_path, methods=["naive"], trials=2, jobs=1)
     assert len(quick) == 2 * 6
