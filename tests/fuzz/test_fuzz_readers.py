@@ -228,3 +228,40 @@ def test_damaged_images(tmp_path, ending):
                 values = volumes.read()
                 assert np.isfinite(values).all()
                 assert math.prod(volumes.mask.shape) < 10**6
+
+
+# -- config files ------------------------------------------------------------------------------------------
+
+VALUES = ("1", "-1", "1.5", "nan", "inf", "true", '"age"', '""', '"\\u0000"', '"../x"', "[]",
+          '["age"]', "[[1]]", "{}", "1979-05-27", "0x7fffffffffffffffff", '"""\n"""', "[" * 2000,
+          "9" * 5000)  # fmt: skip
+
+
+def test_odd_config_files(tmp_path, capsys):
+    from equipool.cli import main
+    from equipool.commands.config import read_config
+
+    rng = random.Random(7)
+    table, written = tmp_path / "t.csv", tmp_path / "written.toml"
+    ep.simulate_table(people=10, features=3).pool.to_frame().to_csv(table, index=False)
+    assert main(["check", str(table), "--write-config", str(written)]) in (0, 1)
+    whole = written.read_bytes()
+    keys = [line.split(" = ")[0].lstrip("# ") for line in whole.decode().splitlines() if " = " in line]
+    path = tmp_path / "c.toml"
+    with in_bounds() as one:
+        for k in range(INPUTS):
+            if k % 2:
+                lines = [
+                    f"{rng.choice([*keys, 'x'])} = {rng.choice(VALUES)}" for _ in range(rng.choice((1, 2, 3)))
+                ]
+                path.write_text("\n".join(lines))
+            else:
+                path.write_bytes(damaged(rng, whole))
+            with one():
+                found = read_config(path, rng.choice(("check", "harmonize", "report", "benchmark")))
+                assert all(isinstance(name, str) for name in found)
+            if k % 20 == 0:  # the whole command is slow
+                signal.alarm(SECONDS)
+                assert main(["check", str(table), "--config", str(path)]) in (0, 1, 2)
+                signal.alarm(0)
+    assert "Traceback" not in capsys.readouterr().err

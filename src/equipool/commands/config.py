@@ -46,7 +46,7 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); `equipool check TABLE --write-config FILE` makes one."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # broken TOML or UTF-8, integers of thousands of digits
         raise InputError(
             f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
         ) from error
