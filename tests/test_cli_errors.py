@@ -170,7 +170,8 @@ UNREACHED = {
         models/encoding.py::apart models/encoding.py::covariate_frame
         models/harmonizer.py::_check models/harmonizer.py::_given_sites models/harmonizer.py::_mask
         models/harmonizer.py::_rows models/harmonizer.py::_who models/harmonizer.py::check_settings
-        models/persistence.py::_with_own_modules models/persistence.py::load models/persistence.py::save
+        models/persistence.py::_with_own_modules models/persistence.py::load models/persistence.py::_save
+        nn/checkpoints.py::__post_init__ nn/checkpoints.py::_require_same nn/distributed.py::start
         models/pooler.py::_actions models/pooler.py::_build_stage_one models/pooler.py::_given_covariates
         models/pooler.py::_site_codes models/pooler.py::from_preset models/pooler.py::predictor
         models/pooler.py::transport models/rows.py::check_grid models/rows.py::through
@@ -188,8 +189,9 @@ UNREACHED = {
     """,
     "a full disk, a file that changes while it is read, a worker that is killed, no network": """
         data/images.py::_fill data/images.py::build data/preprocess_folder.py::_file_hash
-        data/preprocess_folder.py::_results data/uci.py::fetch evaluate/benchmark.py::_must_read
-        files.py::write_whole
+        data/uci.py::fetch evaluate/benchmark.py::_must_read
+        files.py::write_whole nn/checkpoints.py::_read nn/checkpoints.py::read parallel.py::cluster
+        parallel.py::fan_out
     """,
     "a head that cannot be preprocessed: a line of the command's result, which ends with 1": """
         data/preprocess.py::brain_mask data/preprocess.py::preprocess_head data/preprocess.py::read_head
