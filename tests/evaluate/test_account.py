@@ -107,6 +107,19 @@ def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
     assert levels["Bad news: some of the signal of age was lost "] == "bad"
 
 
+def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
+    """What ComBat does to a volume of 0: no mean or spread tells, but the number itself does."""
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=pool.features.shape)
+    after = before.copy()
+    zero = rng.random(len(pool)) < 0.9
+    after[zero, 0] = np.array([0.01, 0.02, 0.03])[pool.site[zero]]
+    found = held_out(pool, before, lambda train: after)
+    for who in ("training people", "held-out people"):
+        assert best(found.readings, "after", who)["mean"] > 0.8
+        assert best(found.readings, "before", who)["mean"] < 0.8
+
+
 def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
     seen = []
 
