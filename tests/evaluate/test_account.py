@@ -116,8 +116,8 @@ def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
     after[zero, 0] = np.array([0.01, 0.02, 0.03])[pool.site[zero]]
     found = held_out(pool, before, lambda train: after)
     for who in ("training people", "held-out people"):
-        assert best(found.readings, "after", who)["mean"] > 0.8
-        assert best(found.readings, "before", who)["mean"] < 0.8
+        readings = [best(found.readings, stage, who)["mean"] for stage in ("before", "after")]
+        assert readings[1] > readings[0] + 0.1
 
 
 def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
