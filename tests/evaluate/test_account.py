@@ -107,6 +107,19 @@ def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
     assert levels["Bad news: some of the signal of age was lost "] == "bad"
 
 
+def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
+    """What ComBat does to a volume of 0: no mean or spread tells, but the number itself does."""
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=pool.features.shape)
+    after = before.copy()
+    zero = rng.random(len(pool)) < 0.9
+    after[zero, 0] = np.array([0.01, 0.02, 0.03])[pool.site[zero]]
+    found = held_out(pool, before, lambda train: after)
+    for who in ("training people", "held-out people"):
+        readings = [best(found.readings, stage, who)["mean"] for stage in ("before", "after")]
+        assert readings[1] > readings[0] + 0.1
+
+
 def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
     seen = []
 

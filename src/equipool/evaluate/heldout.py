@@ -33,6 +33,7 @@ TREES = 40
 FEATURES = 400  # that readers see; of more, a random choice
 READERS = {
     "logistic": "logistic regression",
+    "tree": "a decision tree",
     "trees": "extremely randomised trees",
     "network": "a network with one hidden layer",
 }
@@ -176,7 +177,8 @@ def _read_sites(
         # A harmonizer makes its training people's sites alike by construction, so that readers fitted on them
         # may miss how far those of new people are apart. These never saw a training person.
         if halves is not None:
-            yield (stage, "logistic", "held-out people"), _read_halves(x, site, halves, stage, rng)
+            for name, reader in (("logistic", _logistic(0.3, balanced=True)), ("tree", _tree(seed))):
+                yield (stage, name, "held-out people"), _read_halves(reader, x, site, halves, stage, rng)
 
 
 def _halves(site: IntArray, test: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray] | None:
@@ -189,13 +191,17 @@ def _halves(site: IntArray, test: IntArray, rng: np.random.Generator) -> tuple[I
 
 
 def _read_halves(
-    x: FloatArray, site: IntArray, halves: tuple[IntArray, IntArray], stage: str, rng: np.random.Generator
+    reader: Any,
+    x: FloatArray,
+    site: IntArray,
+    halves: tuple[IntArray, IntArray],
+    stage: str,
+    rng: np.random.Generator,
 ) -> float:
     found = []
     for fitted, read in (halves, halves[::-1]):
         labels = rng.permutation(site[fitted]) if stage == "shuffled" else site[fitted]
-        reader = _logistic(0.3, balanced=True).fit(x[fitted], labels)
-        found.append(_balanced(site[read], reader.predict(x[read])))
+        found.append(_balanced(site[read], reader.fit(x[fitted], labels).predict(x[read])))
     return float(np.mean(found))
 
 
@@ -205,6 +211,7 @@ def _site_readers(seed: int) -> Iterator[tuple[str, Any]]:
 
     state = seed_for(seed, "readers") % 2**32
     yield "logistic", _logistic(0.3, balanced=True)
+    yield "tree", _tree(seed)
     yield (
         "trees",
         ExtraTreesClassifier(TREES, class_weight="balanced", min_samples_leaf=2, random_state=state),
@@ -351,6 +358,14 @@ def _logistic(strength: float, *, balanced: bool = False) -> Any:
 
     weight = "balanced" if balanced else None
     return _standardised(LogisticRegression(C=strength, max_iter=100, class_weight=weight))
+
+
+def _tree(seed: int) -> Any:
+    """Return a reader that finds what others miss: a value that many share, moved by each site elsewhere."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    state = seed_for(seed, "tree") % 2**32
+    return DecisionTreeClassifier(class_weight="balanced", min_samples_leaf=2, random_state=state)
 
 
 def _ridge() -> Any:

@@ -260,7 +260,7 @@ def _readings(table: Columns) -> Figure:
             panel.text(NAMES - 6, panel.py(k) + 4, STAGES[stage], "end")
             same = [(r, row) for r, row in own if row["stage"] == stage]
             for j, (r, row) in enumerate(same):
-                y = panel.py(k) + 9.0 * (j - (len(same) - 1) / 2)
+                y = panel.py(k) + 8.0 * (j - (len(same) - 1) / 2)
                 _error_bar(panel, row["mean"], row["sd"], y)
                 shape = list(READERS).index(row["reader"])
                 panel.group(f"t{list(STAGES).index(stage)}")
