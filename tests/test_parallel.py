@@ -48,6 +48,7 @@ def test_an_error_of_a_task_is_the_tasks():
 
 
 @needs_dask
+@pytest.mark.filterwarnings("ignore")  # Dask remarks on a slow machine and on its own sockets
 def test_a_cluster_runs_the_same_call():
     from distributed import LocalCluster
 
