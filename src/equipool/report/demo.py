@@ -25,7 +25,7 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
     truth = simulate_table(overlap=overlap, random_state=seed)
     _prepare(out, force)
     table = out / "table.csv"
-    truth.pool.to_frame().to_csv(table, index=False)
+    write_whole(table, truth.pool.to_frame().to_csv(index=False))
     report = check(table, site="site", covariates="age", target="dx", id="id")
     print(report)
     write_whole(out / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
@@ -34,7 +34,7 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
     figures, harmonized = _pool(truth, seed)
     frame = truth.pool.to_frame()
     frame[list(truth.pool.feature_names)] = harmonized
-    frame.to_csv(out / "harmonized.csv", index=False)
+    write_whole(out / "harmonized.csv", frame.to_csv(index=False))
     readings = {"raw features": figures["site_auc_raw"], "the code": figures["site_auc_code"]}
     figure = pooling_figure(truth.pool, harmonized, truth.pool.feature_names[0], readings, chance=0.5)
     picture = save_figure(figure, out / "pooled.png")

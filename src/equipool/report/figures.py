@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from equipool.data import PooledDataset
 from equipool.exceptions import InputError
+from equipool.files import write_whole
 from equipool.validation import PreflightReport
 
 if TYPE_CHECKING:
@@ -94,8 +96,9 @@ def save_figure(figure: Figure, path: Path) -> Path:
     with warnings.catch_warnings():
         # Names in a script that the font lacks are drawn as boxes; that is no reason to fail.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure.savefig(path, dpi=150, metadata={"Software": None} if path.suffix == ".png" else None)
-    return path
+        kind, content = path.suffix.lower().removeprefix("."), io.BytesIO()
+        figure.savefig(content, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else None)
+    return write_whole(path, content.getvalue())
 
 
 def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:

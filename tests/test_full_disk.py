@@ -1,0 +1,52 @@
+"""A disk that is full in the middle of writing: one sentence, nothing half-written, nothing lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import equipool as ep
+
+# No file may grow beyond this in the child: the system refuses the write, as a full disk does.
+CHILD = """
+import resource, signal, sys
+from equipool.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tables") / "people.csv"
+    ep.simulate_table(people=40).pool.to_frame().to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits on the size of files are POSIX's")
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["harmonize", "TABLE", "--no-report", "--out", "OUT/result"],
+        ["check", "TABLE", "--figure", "OUT/who.png"],
+        ["report", "TABLE", "--after", "TABLE", "--out", "OUT/page.html"],
+        ["demo", "--out", "OUT/demo"],
+    ],
+    ids=lambda call: call[0],
+)
+def test_a_full_disk(table, tmp_path, call):
+    (tmp_path / "kept.txt").write_text("mine")
+    words = [word.replace("TABLE", str(table)).replace("OUT", str(tmp_path)) for word in call]
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD, *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    said = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 2
+    assert "could not be written: File too large. Make room" in said
+    assert "Traceback" not in ended.stderr
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left <= {"kept.txt", ".equipool-demo"}
+    assert (tmp_path / "kept.txt").read_text() == "mine"
