@@ -41,13 +41,14 @@ pooler.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C).save(sys.ar
 
 def jobs(work: Path) -> dict[str, list[str]]:
     """Return the commands, without their output folder, which comes last."""
-    small = work / "small"
-    simulate = ["simulate", str(small), "--like", "custom", "--people", "8", "8", "--resolution", "4"]
-    subprocess.run([*COMMAND, *simulate], check=True, capture_output=True)
+    small, heads = work / "small", work / "heads"
+    for folder, people in ((small, "8"), (heads, "1")):
+        simulate = ["simulate", str(folder), "--like", "custom", "--people", people, people]
+        subprocess.run([*COMMAND, *simulate], check=True, capture_output=True)
     harmonize = ["harmonize", str(small), "--site", "site", "--covariate", "age", "--target", "dx"]
     harmonize += ["--steps", "150", "--no-report", "--out"]
     benchmark = ["benchmark", "german", "--methods", "naive", "mmd", "--quick", "--jobs", "1", "--out"]
-    preprocess = ["preprocess", str(small), "--brain-extracted", "--resolution", "4", "--jobs", "1"]
+    preprocess = ["preprocess", str(heads), "--brain-extracted", "--resolution", "4", "--jobs", "1"]
     return {
         "training": [sys.executable, "-c", TRAINING],
         "benchmark": [*COMMAND, *benchmark],
