@@ -225,6 +225,7 @@ TABLES = [
         cell(3, "id", None),
     ),
     Case("an id that comes twice", f"{HARMONIZE} --id id", "'p00'", cell(3, "id", "p00")),
+    Case("ids that each site uses anew", HARMONIZE, "--ignore id", column("id", np.arange(24) // 2)),
     Case("one site only", HARMONIZE, "the single site 'A'", column("site", "A")),
     Case("a site for every row", f"{HARMONIZE} --site id", "different value in every row"),
     Case("one class only", HARMONIZE, "'dx' has one class only", column("dx", "CN")),

@@ -89,10 +89,28 @@ def test_an_id_that_comes_again_is_a_person_with_visits(here, capsys):
 
 
 def test_a_number_that_names_people_is_no_measurement(here, capsys):
-    people = pd.read_csv("people.csv").assign(id=[k // 2 for k in range(24)])
+    people = pd.read_csv("people.csv").assign(id=[k // 4 * 2 + k % 2 for k in range(24)])
     people.to_csv("people.csv", index=False)
     assert main(["harmonize", "people.csv", "--out", "out", "--json", "--no-report"]) == 0
     assert json.loads(capsys.readouterr().out)["features"] == ["thickness", "volume"]
+
+
+def test_numbers_that_each_site_gives_anew_are_not_taken_for_people_who_travelled(here, capsys):
+    people = pd.read_csv("people.csv").assign(id=[k // 2 + 1 for k in range(24)])  # 1 to 12 at both sites
+    people.to_csv("people.csv", index=False)
+    call = ["harmonize", "people.csv", "--no-report", "--out"]
+    assert main([*call, "out"]) == 2
+    said = capsys.readouterr().err
+    assert "several sites" in said
+    assert not (here / "out").exists()
+    values = {}
+    for name, flags in {"own": "--id none --ignore id", "travelled": "--subject id"}.items():
+        assert flags in said
+        assert main([*call, name, *flags.split()]) == 0
+        values[name] = pd.read_csv(f"{name}/harmonized.csv")["thickness"].to_numpy()
+    assert not np.allclose(values["own"], values["travelled"])
+    assert main(["apply", "own", "people.csv", "--out", "new"]) == 0  # fits nothing, so need not know
+    capsys.readouterr()
 
 
 # -- config ------------------------------------------------------------------------------------------------

@@ -159,6 +159,8 @@ def read_people(
     if arguments.images in frame:
         paths = [_beside(source, path) for path in frame[arguments.images]]
         frame = frame.assign(**{arguments.images: paths})
+    if site_needed:  # else nothing is fitted, and who comes again does not matter
+        _refuse_numbers_of_sites(arguments, frame, guessed)
     _take_visits(arguments, frame, guessed)
     say_roles(guessed)
     return frame, arguments.images
@@ -218,6 +220,20 @@ def say_roles(guessed: dict[str, Any]) -> None:
         "with `none` it is left out.",
         file=sys.stderr,
     )
+
+
+def _refuse_numbers_of_sites(
+    arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]
+) -> None:
+    """Refuse to guess whether an id at several sites is a person who travelled, or a number used again."""
+    id, site = guessed.get("id"), arguments.site
+    if id is None or site not in frame or site == id:
+        return
+    if not frame[[id, site]].dropna().drop_duplicates()[id].is_unique:
+        raise InputError(
+            f"Column {id!r} has the same values at several sites: if people travelled, say --subject {id}; "
+            f"if each site numbers its own people, say --id none --ignore {id}."
+        )
 
 
 def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
