@@ -113,6 +113,27 @@ def test_numbers_that_each_site_gives_anew_are_not_taken_for_people_who_travelle
     capsys.readouterr()
 
 
+def test_second_ids_sites_ages_and_targets_are_no_measurements(here, capsys):
+    people = pd.read_csv("people.csv")
+    numbers = {
+        "subject_id": range(24),
+        "scanner": people["site"].map({"A": 1, "B": 2}),
+        "age_years": people["age"] + 0.1,
+        "age_months": people["age"] * 12,
+        "dx_group": people["dx"].map({"AD": 1, "CN": 0}),
+    }
+    people.rename(columns={"id": "participant_id"}).assign(**numbers).to_csv("people.csv", index=False)
+    call = ["harmonize", "people.csv", "--no-report", "--json", "--out"]
+    assert main([*call, "out"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["features"] == ["thickness", "volume"]
+    assert all(name in said.err.split("equipool: left out")[1] for name in numbers)
+    assert main([*call, "named", "--features", "thickness", "age_months"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["features"] == ["thickness", "age_months"]
+    assert "equipool: left out" not in said.err
+
+
 # -- config ------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipool.commands.people import ROLES, add_roles, roles, say_roles, take_roles
+from equipool.commands.people import ROLES, add_roles, leave_out, roles, say_roles, take_roles
 from equipool.commands.scheduler import add_scheduler
 from equipool.exceptions import InputError
 from equipool.progress import duration
@@ -172,7 +172,8 @@ def _with_roles(arguments: argparse.Namespace, table: str) -> argparse.Namespace
     """Return the arguments with the roles of one table, which may have other columns than the next."""
     own = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
     if not table.startswith("simulated-"):
-        from equipool.data.tables import read_columns
+        from equipool.data.tables import read_columns, read_table
 
         say_roles(take_roles(own, read_columns(table), ROLES, site_needed=True))
+        leave_out(own, read_table(table))
     return own

@@ -19,6 +19,7 @@ __all__ = [
     "ROLES",
     "add_images",
     "add_roles",
+    "leave_out",
     "preset_roles",
     "read_people",
     "roles",
@@ -73,7 +74,8 @@ def add_roles(command: argparse.ArgumentParser) -> None:
         "--features",
         nargs="+",
         metavar="COLUMN",
-        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers)",
+        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers "
+        "but those named like one of the above)",
     )
     columns.add_argument(
         "--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these"
@@ -163,6 +165,8 @@ def read_people(
         _refuse_numbers_of_sites(arguments, frame, guessed)
     _take_visits(arguments, frame, guessed)
     say_roles(guessed)
+    if site_needed and not arguments.images:
+        leave_out(arguments, frame)
     return frame, arguments.images
 
 
@@ -220,6 +224,26 @@ def say_roles(guessed: dict[str, Any]) -> None:
         "with `none` it is left out.",
         file=sys.stderr,
     )
+
+
+def leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
+    """Ignore columns of numbers without a role whose names say that they measure nothing; tell which."""
+    from equipool.data.guess import named_like_a_role
+    from equipool.validation.findings import listed
+    from equipool.validation.inputs import as_numbers
+
+    if arguments.features or arguments.no_guess:
+        return
+    taken = {arguments.site, *arguments.covariates, arguments.target, arguments.id, arguments.subject}
+    others = [name for name in frame if named_like_a_role(str(name)) and name not in taken]
+    names = [n for n in others if n not in arguments.ignore and as_numbers(frame[n]).notna().any()]
+    if names:
+        arguments.ignore = [*arguments.ignore, *names]
+        print(
+            f"equipool: left out {listed(names, shown=8)}, named like ids, sites, covariates or targets; to "
+            "measure them, name all measurements with --features.",
+            file=sys.stderr,
+        )
 
 
 def _refuse_numbers_of_sites(

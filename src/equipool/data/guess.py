@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from equipool.exceptions import InputError
 
-__all__ = ["ROLES", "GuessedRoles", "guess_roles"]
+__all__ = ["ROLES", "GuessedRoles", "guess_roles", "named_like_a_role"]
 
 ROLES = ("site", "covariates", "target", "id")
 
@@ -37,6 +37,9 @@ NAMES: dict[str, tuple[str, ...]] = {
         "id",
     ),
 }
+
+# What may follow such a name: age_months, sex_code.
+ENDINGS = ("", "id", "code", "name", "group", "label", "number", "years", "months", "days")
 
 
 class GuessedRoles(TypedDict, total=False):
@@ -81,6 +84,13 @@ def guess_roles(
     if "id" in roles and (id := _find(free, "id", "--id")):
         found["id"] = id
     return found
+
+
+def named_like_a_role(name: str) -> bool:
+    """Return whether a column is called as ids, sites, covariates or targets are."""
+    known = {word for groups in NAMES.values() for group in groups for word in group.split()}
+    plain = _plain(name)
+    return any(plain.endswith(ending) and plain.removesuffix(ending) in known for ending in ENDINGS)
 
 
 def _find(columns: dict[str, str], what: str, flag: str) -> str | None:
