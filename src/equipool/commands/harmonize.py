@@ -89,8 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     frame, images = read_people(arguments)
     facts = {**_call(arguments), "content": content_hash(frame)}
-    if not arguments.dry_run:
-        check_out(arguments.out, "harmonize", facts)
+    check_out(arguments.out, "harmonize", facts)
     if images is None:
         return _harmonize_table(arguments, frame, facts)
     return _harmonize_images(arguments, frame, images, facts)
