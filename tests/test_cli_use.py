@@ -134,6 +134,24 @@ def test_second_ids_sites_ages_and_targets_are_no_measurements(here, capsys):
     assert "equipool: left out" not in said.err
 
 
+def test_apply_takes_the_site_column_of_the_fit(here, capsys):
+    people = pd.read_csv("people.csv")
+    people.rename(columns={"site": "scanner"}).to_csv("old.csv", index=False)
+    new = people.assign(scanner=people["site"], site=people["site"].to_numpy()[::-1])
+    new.to_csv("new.csv", index=False)
+    assert main("harmonize old.csv --out fitted --no-report".split()) == 0
+    expected = pd.read_csv("fitted/harmonized.csv")["thickness"]
+    for model in ("fitted", "fitted/model"):
+        capsys.readouterr()
+        out = model.replace("/", "-") + "-new"
+        assert main(["apply", model, "new.csv", "--out", out]) == 0
+        assert "--site scanner" in capsys.readouterr().err
+        np.testing.assert_allclose(pd.read_csv(f"{out}/harmonized.csv")["thickness"], expected)
+    assert main("apply fitted new.csv --out said --site site".split()) == 0
+    assert not np.allclose(pd.read_csv("said/harmonized.csv")["thickness"], expected)
+    capsys.readouterr()
+
+
 # -- config ------------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
-    frame, images = read_people(arguments, guess=("site", "id"), site_needed=False)
+    frame, images = read_people(
+        arguments, guess=("site", "id"), site_needed=False, fitted_site=_fitted_site(folder)
+    )
     facts = {
         "model": str(arguments.model.resolve()),
         "source": str(arguments.table.resolve()),
@@ -172,6 +174,15 @@ def _apply_to_images(
         print("equipool: no images were harmonized; name the sites with --site.", file=sys.stderr)
     announce(arguments.json, made, people=len(volumes))
     return 0
+
+
+def _fitted_site(model: Path) -> str | None:
+    """Return the column that `harmonize` had for the site, if its summary is still beside the model."""
+    try:
+        site = json.loads((model.resolve().parent / "summary.json").read_text(encoding="utf-8"))["site"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return site if isinstance(site, str) else None
 
 
 def _say_dry(arguments: argparse.Namespace, what: str) -> int:

@@ -132,11 +132,16 @@ def preset_roles(arguments: argparse.Namespace) -> None:
 
 
 def read_people(
-    arguments: argparse.Namespace, *, guess: Sequence[str] = ROLES, site_needed: bool = True
+    arguments: argparse.Namespace,
+    *,
+    guess: Sequence[str] = ROLES,
+    site_needed: bool = True,
+    fitted_site: str | None = None,
 ) -> tuple[pd.DataFrame, str | None]:
     """Return the people and the column of their images' paths, or ``None`` where there are none.
 
-    Roles to guess that the call does not name are set in ``arguments``, and told on stderr.
+    Roles to guess that the call does not name are set in ``arguments``, and told on stderr; the column that a
+    model had for its site comes before any other.
     """
     from equipool.data.tables import read_columns, read_table
 
@@ -151,10 +156,12 @@ def read_people(
                 f"--images names a column of a table, and {source} is a folder of images; leave it out."
             )
         frame = _read_folder(arguments)
+        _take_site(arguments, frame.columns, fitted_site)
         guessed = take_roles(arguments, frame.columns, guess, site_needed)
         _take_visits(arguments, frame, guessed)
         say_roles(guessed)
         return frame, "path"
+    _take_site(arguments, read_columns(source), fitted_site)
     guessed = take_roles(arguments, read_columns(source), guess, site_needed)
     named = (arguments.site, arguments.id, arguments.subject, arguments.images)
     frame = read_table(source, labels=[name for name in named if name])
@@ -210,6 +217,12 @@ def take_roles(
             f"The columns are {listed(columns, shown=8)}."
         )
     return guessed
+
+
+def _take_site(arguments: argparse.Namespace, columns: Iterable[str], fitted: str | None) -> None:
+    if fitted and not arguments.site and fitted in columns:
+        arguments.site = fitted
+        print(f"equipool: took {shlex.join(['--site', fitted])}, as the model was fitted.", file=sys.stderr)
 
 
 def say_roles(guessed: dict[str, Any]) -> None:
