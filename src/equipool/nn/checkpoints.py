@@ -58,7 +58,8 @@ class Checkpoints:
         if schema != SCHEMA:
             raise InputError(
                 f"{self.folder} holds a checkpoint of schema {schema!r}; this release goes on from schema "
-                f"{SCHEMA}. Give another folder, or the release that wrote it."
+                f"{SCHEMA}. Use the release that wrote it, or start anew: give another folder, remove "
+                "this one, or say --fresh on the command line."
             )
         _require_same(self.folder, known, json.loads(json.dumps(self.manifest)))
         self.stages = stages
@@ -155,6 +156,6 @@ def _require_same(folder: Path, known: dict[str, Any], now: dict[str, Any]) -> N
             if kind == "data":
                 what = f"other data: {name} is not the same"
             raise InputError(
-                f"{folder} holds a checkpoint with {what}. Go on with the same, or give another folder for "
-                "this fit."
+                f"{folder} holds a checkpoint with {what}. Go on with the same, or start anew: give another "
+                "folder, remove this one, or say --fresh on the command line."
             )
