@@ -289,6 +289,35 @@ def test_an_interruption_leaves_nothing_and_says_how_to_go_on(call, where, here,
     assert not (here / "out").exists()
 
 
+def test_the_training_of_another_fit_is_refused_with_a_way_out(here, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    call = "harmonize bids --out out --steps 2 --no-report".split()
+    with monkeypatch.context() as patch:
+        patch.setattr("equipool.commands.derivative.write_codes", stop)
+        assert main(call) == 130
+    (path,) = here.glob("cache/training/*/checkpoint.json")
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "manifest": {"settings": {"steps": "other"}}}))
+    capsys.readouterr()
+    assert main(call) == 2
+    said = capsys.readouterr().err
+    assert str(path.parent) in said
+    assert "--fresh" in said
+    assert main([*call, "--fresh"]) == 0
+    capsys.readouterr()
+
+
+def test_t_maps_of_a_column_that_cannot_name_a_file(here, capsys):
+    people = pd.read_csv("bids/participants.tsv", sep="\t").rename(columns={"dx": "AD/CN"})
+    people.to_csv("bids/participants.tsv", sep="\t", index=False)
+    assert main("harmonize bids --out out --steps 2 --no-report --statmap AD/CN".split()) == 0
+    assert (here / "out/statmaps/AD-CN_harmonized_stat-t_statmap.nii.gz").is_file()
+    assert (here / "out/statmaps/AD-CN.png").is_file()
+    capsys.readouterr()
+
+
 def test_what_was_in_the_folder_before_stays(here, monkeypatch, capsys):
     def fail(*_, **__):
         raise OSError(28, "No space left on device")

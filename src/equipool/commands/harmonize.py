@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -233,6 +234,7 @@ def _statmaps(
     from equipool.report.statmaps import statmap_figure, write_statmap
 
     out, column = new / "statmaps", arguments.statmap
+    called = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
     others = [name for name in arguments.covariates if name != column]
     mni = all("space-MNI" in path.name for path in volumes.paths)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
@@ -246,9 +248,9 @@ def _statmaps(
         background = volumes.unmask(mean)
         del clean  # its files are about to go
     for name, found in maps.items():
-        stem = f"{column}_{name.replace(' ', '-')}"
+        stem = f"{called}_{name.replace(' ', '-')}"
         write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
-    save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{column}.png")
+    save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{called}.png")
     pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
     return {name: int(found.significant().sum()) for name, found in maps.items()}, pictures
 
