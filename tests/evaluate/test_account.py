@@ -154,31 +154,54 @@ def test_sites_too_small_to_judge_are_said_to_be(quick):
     json.loads(account.to_json())
 
 
-def test_the_worse_reading_decides():
-    def found(after_held_out):
-        columns = ("stage", "reader", "fitted_on", "mean", "sd")
-        rows = [
-            (stage, "logistic", who, value, 0.01)
-            for who, after in (("training people", 0.34), ("held-out people", after_held_out))
-            for stage, value in (("before", 0.9), ("after", after), ("shuffled", 0.33))
-        ]
-        readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
-        names = (
-            "what",
-            "measure",
-            "where",
-            "before",
-            "before_sd",
-            "after",
-            "after_sd",
-            "change",
-            "change_sd",
-        )
-        return HeldOut(readings, {name: [] for name in names}, {}, folds=5, people=100, sites=3)
+SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
-    assert verdict(found(0.34))[0]["level"] == "good"
-    assert verdict(found(0.60))[0]["level"] == "fair"
-    assert verdict(found(0.88))[0]["level"] == "bad"
+
+def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=()):
+    """Return readings as told, with chance at 0.33."""
+    columns = ("stage", "reader", "fitted_on", "mean", "sd")
+    rows = [
+        (stage, "logistic", who, value, 0.01)
+        for who, own in (("training people", after), ("held-out people", after_held_out))
+        for stage, value in (("before", before), ("after", own), ("shuffled", 0.33))
+    ]
+    readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+    table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
+    return HeldOut(readings, table, {}, folds=5, people=100, sites=3)
+
+
+def test_the_worse_reading_decides():
+    assert verdict(found_of(after_held_out=0.34))[0]["level"] == "good"
+    assert verdict(found_of(after_held_out=0.60))[0]["level"] == "fair"
+    assert verdict(found_of(after_held_out=0.88))[0]["level"] == "bad"
+
+
+@pytest.mark.parametrize("before", [0.35, 0.6])
+def test_a_site_that_is_easier_to_read_is_bad_news(before):
+    said = verdict(found_of(before=before, after=0.8))[0]
+    assert said["level"] == "bad"
+    assert "easier to read than before" in said["text"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "before", "after", "sd", "level", "words"),
+    [
+        ("R²", 0.50, 0.15, 0.40, "fair", "may have lost signal; the change is within its noise"),
+        ("R²", 0.50, 0.15, 0.01, "bad", "was lost"),
+        ("R²", 0.50, 0.49, 0.01, "good", "was kept"),
+        ("AUC", 0.50, 0.49, 0.01, "fair", "could hardly be read before"),
+        ("R²", -0.20, -0.20, 0.01, "fair", "could hardly be read before"),
+        ("R²", -0.90, -0.20, 0.01, "fair", "could hardly be read before"),
+        ("AUC", 0.50, 0.80, 0.01, "good", "read better"),
+    ],
+)
+def test_a_signal_is_kept_only_if_there_was_one_and_it_is_there_still(
+    measure, before, after, sd, level, words
+):
+    row = ("age", measure, "within sites", before, 0.1, after, 0.1, after - before, sd)
+    said = verdict(found_of(signals=[row]))[1]
+    assert said["level"] == level
+    assert words in said["text"]
 
 
 def test_a_share_of_variance_is_none_where_the_site_does_nothing():

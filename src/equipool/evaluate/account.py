@@ -468,7 +468,9 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     )
     others = f"from {covariates} alone" if covariates else "by chance"
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
-    if before <= floor + spread:
+    if after > max(before, floor) + spread:
+        text = f"Bad news: the site is easier to read than before {numbers}."
+    elif before <= floor + spread:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
         text = f"The site can no longer be read better than {others} {numbers}."
@@ -494,6 +496,8 @@ def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, flo
     little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
     if after["mean"] > floor + spread and before["mean"] > floor + spread and little:
         level = "bad"
+    if after["mean"] > max(before["mean"], floor) + spread:
+        level = "bad"
     return level, before["mean"], after["mean"], floor, spread
 
 
@@ -510,15 +514,22 @@ def _signal_verdicts(found: HeldOut) -> list[dict[str, str]]:
     for row in rows:
         if row["where"] != "within sites" or row["change"] is None:
             continue
-        noise = _noise(row["change_sd"], found.folds)
-        numbers = f"({row['measure']} within sites {row['before']:.2f} before, {row['after']:.2f} after)"
-        numbers = numbers.replace("-", "−")
-        if row["change"] < -noise:
-            said.append(
-                {"level": "bad", "text": f"Bad news: some of the signal of {row['what']} was lost {numbers}."}
-            )
-        elif row["change"] > noise:
-            said.append({"level": "good", "text": f"{row['what']} is read better than before {numbers}."})
-        else:
-            said.append({"level": "good", "text": f"The signal of {row['what']} was kept {numbers}."})
+        level, text = _signal_verdict(row, _noise(row["change_sd"], found.folds))
+        said.append({"level": level, "text": text})
     return said
+
+
+def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
+    what, change = row["what"], row["change"]
+    numbers = f"({row['measure']} within sites {row['before']:.2f} before, {row['after']:.2f} after)"
+    numbers = numbers.replace("-", "−")
+    hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+    if change > noise and row["after"] > hardly:
+        return "good", f"{what} is read better than before {numbers}."
+    if row["before"] <= hardly:
+        return "fair", f"{what} could hardly be read before {numbers}, so nothing can be said of its loss."
+    if change < -noise:
+        return "bad", f"Bad news: some of the signal of {what} was lost {numbers}."
+    if change < -CLOSE:
+        return "fair", f"{what} may have lost signal; the change is within its noise {numbers}."
+    return "good", f"The signal of {what} was kept {numbers}."
