@@ -7,7 +7,15 @@ import pytest
 
 import equipool as ep
 from equipool.data import PooledDataset, check
-from equipool.evaluate.account import Account, account_of_table, account_of_two_tables, best, verdict
+from equipool.evaluate.account import (
+    Account,
+    _numbered,
+    _tau_of_table,
+    account_of_table,
+    account_of_two_tables,
+    best,
+    verdict,
+)
 from equipool.evaluate.heldout import LEAST, HeldOut, held_out, make_folds
 from equipool.evaluate.views import boxes, effects, site_shares, worst
 from equipool.exceptions import InputError
@@ -41,7 +49,7 @@ def account(pool, preflight):
 @pytest.fixture
 def quick(monkeypatch):
     """Leave out what takes long: τ and t-SNE."""
-    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, subject, seed: None)
     monkeypatch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
     monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
 
@@ -143,6 +151,75 @@ def test_a_person_is_never_split_and_a_small_site_never_held_out():
         assert not set(subject[train]) & set(subject[test])
         assert "C" not in pool.site_labels[test]
         assert set(pool.site_labels[train]) == {"A", "B", "C"}
+
+
+def test_who_was_at_a_small_site_too_is_not_trained_on_when_held_out():
+    """Everybody comes first to A, then to B or, three of them, to C, which nobody is judged at."""
+    subject = np.tile(np.arange(30), 2)
+    site = np.array(["A"] * 30 + ["B"] * 27 + ["C"] * 3)
+    pool = PooledDataset.from_arrays(np.arange(60.0)[:, None], site=site)
+    folds = make_folds(pool, subject, 3, 0)
+    assert len(folds) == 3
+    for train, test in folds:
+        assert not set(subject[train]) & set(subject[test])
+        assert set(pool.site_labels[test]) == {"A", "B"}
+
+
+@pytest.fixture(scope="module")
+def visits():
+    """Sixty people, five visits each, at sites that do nothing: who somebody is tells the site."""
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(60), 5)
+    x = rng.normal(size=(60, 8))[person] + 0.05 * rng.normal(size=(300, 8))
+    age = rng.uniform(20, 80, 60)[person] + np.tile(np.arange(5) / 10, 60)
+    site = np.array(["A", "B", "C"])[person % 3]
+    y = 0.1 * rng.normal(size=60)[person] + age
+    pool = PooledDataset.from_arrays(x, site=site, covariates=age, covariate_names=["age"], y=y)
+    return pool, person
+
+
+def test_visits_of_one_person_do_not_tell_the_site_of_another(visits, monkeypatch):
+    pool, person = visits
+    monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
+    found = held_out(pool, pool.features, lambda train: pool.features, subject=person)
+    assert found.people == 60
+    for stage in ("before", "covariates"):
+        assert best(found.readings, stage, "held-out people")["mean"] < 0.65
+
+
+def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(visits, quick):
+    pool, person = visits
+    site = pool.site_labels.astype(object)
+    site[4] = "D"  # somebody's last visit
+    pool = PooledDataset.from_arrays(pool.X, site=site, covariates=pool.C, covariate_names=["age"], y=pool.y)
+    told = []
+
+    class Spy(ep.SiteHarmonizer):
+        def fit(self, X, y=None, **given):
+            told.append(len(given["subject"]) == len(X))
+            return super().fit(X, y, **given)
+
+    preflight = check(pool.to_frame(), site="site", covariates="age")
+    account = account_of_table(pool, pool.features, preflight, make=Spy, subject=person)
+    assert told == [True] * account.held_out["folds"]
+    assert account.effects["about"]["people"] == 60
+    assert "first row" in account.effects["about"]["note"]
+
+
+def test_sites_that_training_does_not_know_leave_no_gap_in_their_numbers():
+    pool = PooledDataset.from_arrays(np.arange(5.0)[:, None], site=["A", "B", "C", "C", "D"])
+    told = _numbered(pool, np.array([0, 2, 3]))
+    assert told.site[[0, 2, 3]].tolist() == [0, 1, 1]
+    assert told.site.max() == 1
+
+
+def test_tau_is_of_people_who_were_not_fitted_on(visits, monkeypatch):
+    pool, person = visits
+    monkeypatch.setattr("equipool.evaluate.account.TAU_STEPS", 2)
+    about, rows, _ = _tau_of_table(pool, person, 0)
+    shown = np.isin(person, person[rows])
+    assert shown.sum() == len(rows)  # with every visit
+    assert "on 40 people" in about["how"]
 
 
 def test_sites_too_small_to_judge_are_said_to_be(quick):

@@ -24,7 +24,7 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+        patch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, subject, seed: None)
         patch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
         patch.setattr("equipool.evaluate.heldout.TREES", 3)
         patch.setattr("equipool.evaluate.heldout.MANY", 0)
