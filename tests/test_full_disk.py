@@ -50,3 +50,40 @@ def test_a_full_disk(table, tmp_path, call):
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left <= {"kept.txt", ".equipool-demo"}
     assert (tmp_path / "kept.txt").read_text() == "mine"
+
+
+def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, monkeypatch, capsys):
+    from equipool.cli import main
+    from equipool.commands import tables
+    from equipool.exceptions import EquipoolError
+
+    out = tmp_path / "result"
+    call = ["harmonize", str(table), "--no-report", "--out", str(out)]
+    assert main(call) == 0
+    (out / "harmonized.xlsx").write_text("mine")
+    (out / "model" / "notes.txt").write_text("mine too")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def no_room(source, folder, frame):
+        raise EquipoolError(f"{folder / 'harmonized.csv'} could not be written: No space left on device.")
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "write_like", no_room)
+        assert main(call) == 2
+    assert str(out / "harmonized.csv") in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert main(call) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_result_of_other_data_is_not_overwritten(table, tmp_path, capsys):
+    from equipool.cli import main
+
+    own = tmp_path / "own.csv"
+    own.write_text(table.read_text())
+    call = ["harmonize", str(own), "--no-report", "--out", str(tmp_path / "result")]
+    assert main(call) == 0
+    own.write_text("\n".join(own.read_text().splitlines()[:-1]))
+    assert main(call) == 2
+    assert "earlier" in capsys.readouterr().err

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipool.commands.outputs import add_json, announce, check_out, whole_or_nothing
+from equipool.commands.outputs import add_json, announce, check_out, content_hash, whole_or_nothing
 from equipool.commands.people import add_images, preset_roles, read_people
 from equipool.commands.progress import reported
 from equipool.exceptions import InputError
@@ -73,13 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     preset_roles(arguments)
     inner = arguments.model / "model"
-    model = load(inner if inner.is_dir() else arguments.model)
+    folder = inner if inner.is_dir() else arguments.model
+    model = load(folder)
     frame, images = read_people(arguments, guess=("site", "id"), site_needed=False)
     facts = {
         "model": str(arguments.model.resolve()),
         "source": str(arguments.table.resolve()),
         "site": arguments.site,
         "id": arguments.id,
+        "unseen_site": arguments.unseen_site,
+        "model_json": hashlib.sha256((folder / "model.json").read_bytes()).hexdigest(),
+        "content": content_hash(frame),
     }
     check_out(arguments.out, "apply", facts)
     of_images = getattr(model, "mask_", None) is not None
@@ -119,10 +124,10 @@ def _apply_to_table(
     clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
         return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")
-    with whole_or_nothing(arguments.out, "apply", facts, OWN):
+    with whole_or_nothing(arguments.out, "apply", facts, OWN) as new:
         table = frame.assign(**{name: clean[name] for name in features})
-        written = write_like(arguments.table, arguments.out, table)
-        write_whole(arguments.out / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
+        written = arguments.out / write_like(arguments.table, new, table).name
+        write_whole(new / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
     announce(arguments.json, {"harmonized": written}, rows=len(frame))
     return 0
 
@@ -146,18 +151,18 @@ def _apply_to_images(
         return _say_dry(
             arguments, f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
         )
-    with whole_or_nothing(out, "apply", facts, derivative.OWN):
-        derivative.write_description(out, "apply")
+    with whole_or_nothing(out, "apply", facts, derivative.OWN) as new:
+        derivative.write_description(new, "apply")
         if wanted:
-            written = derivative.write_volumes(out, people, volumes, model, frame[arguments.site], covariates)
+            written = derivative.write_volumes(new, people, volumes, model, frame[arguments.site], covariates)
             for _ in reported(written, len(volumes), "Harmonized"):
                 pass
-        derivative.write_codes(out, people, volumes, model)
+        derivative.write_codes(new, people, volumes, model)
         if model.task_ is not None:
-            derivative.write_predictions(out, people, volumes, model)
+            derivative.write_predictions(new, people, volumes, model)
         used = [arguments.site, *(covariates.columns if covariates is not None else ())]
-        derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
-        write_whole(out / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
+        derivative.write_people(new, people, frame[list(dict.fromkeys(name for name in used if name))])
+        write_whole(new / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
     made = {"codes": out / "codes.tsv"}
     if model.task_ is not None:
         made["predictions"] = out / "predictions.tsv"

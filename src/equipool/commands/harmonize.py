@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipool.commands.outputs import add_json, announce, check_out, whole_or_nothing
+from equipool.commands.outputs import add_json, announce, check_out, content_hash, whole_or_nothing
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.commands.progress import reported
 from equipool.commands.report import report_on_images, report_on_table
@@ -88,9 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
         )
     frame, images = read_people(arguments)
-    facts = _call(arguments)
-    if not arguments.dry_run:
-        check_out(arguments.out, "harmonize", facts)
+    facts = {**_call(arguments), "content": content_hash(frame)}
+    check_out(arguments.out, "harmonize", facts)
     if images is None:
         return _harmonize_table(arguments, frame, facts)
     return _harmonize_images(arguments, frame, images, facts)
@@ -142,12 +141,12 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
     subject = frame[arguments.subject] if arguments.subject else None
     clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
     out: Path = arguments.out
-    with whole_or_nothing(out, "harmonize", facts, OWN):
-        model.save(out / "model")
-        written = write_like(arguments.table, out, frame.assign(**{name: clean[name] for name in features}))
+    with whole_or_nothing(out, "harmonize", facts, OWN) as new:
+        model.save(new / "model")
+        written = write_like(arguments.table, new, frame.assign(**{name: clean[name] for name in features}))
         summary = {**facts, **_counts(pool), "features": features}
-        write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
-    made = {"harmonized": written, "features": listed(features, shown=3), "model": out / "model"}
+        write_whole(new / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    made = {"harmonized": out / written.name, "features": listed(features, shown=3), "model": out / "model"}
     if not arguments.no_report:
         made["report"] = report_on_table(arguments, frame, pool, clean.to_numpy())
     announce(arguments.json, made, **{**_counts(pool), "features": features})
@@ -185,20 +184,20 @@ def _harmonize_images(
     )
     pooler.fit(volumes, pool.y, site=frame[arguments.site], covariates=covariates)
     out: Path = arguments.out
-    with whole_or_nothing(out, "harmonize", facts, derivative.OWN):
-        derivative.write_description(out, "harmonize")
-        pooler.save(out / "model")
-        written = derivative.write_volumes(out, people, volumes, pooler, frame[arguments.site], covariates)
+    with whole_or_nothing(out, "harmonize", facts, derivative.OWN) as new:
+        derivative.write_description(new, "harmonize")
+        pooler.save(new / "model")
+        written = derivative.write_volumes(new, people, volumes, pooler, frame[arguments.site], covariates)
         for _ in reported(written, len(volumes), "Harmonized"):
             pass
-        derivative.write_codes(out, people, volumes, pooler)
+        derivative.write_codes(new, people, volumes, pooler)
         used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
-        derivative.write_people(out, people, frame[list(dict.fromkeys(name for name in used if name))])
+        derivative.write_people(new, people, frame[list(dict.fromkeys(name for name in used if name))])
         summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
         pictures = None
         if arguments.statmap:
-            summary["significant"], pictures = _statmaps(arguments, frame, volumes, people)
-        write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+            summary["significant"], pictures = _statmaps(arguments, new, frame, volumes, people)
+        write_whole(new / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
     made = {"harmonized": out / "sub-…" / "anat", "codes": out / "codes.tsv", "model": out / "model"}
     if arguments.statmap:
@@ -222,7 +221,7 @@ def _training_folder(frame: pd.DataFrame, volumes: Volumes, facts: dict[str, Any
 
 
 def _statmaps(
-    arguments: argparse.Namespace, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
+    arguments: argparse.Namespace, new: Path, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Write t-maps before and after with their picture; return how many voxels are significant, and views."""
     import tempfile
@@ -233,11 +232,11 @@ def _statmaps(
     from equipool.report.figures import save_figure
     from equipool.report.statmaps import statmap_figure, write_statmap
 
-    out, column = arguments.out / "statmaps", arguments.statmap
+    out, column = new / "statmaps", arguments.statmap
     others = [name for name in arguments.covariates if name != column]
     mni = all("space-MNI" in path.name for path in volumes.paths)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
-        files = [arguments.out / file for file in people["file"]]
+        files = [new / file for file in people["file"]]
         clean = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
         maps = {
             name: stat_map(values, frame[column], covariates=_columns(frame, others), name=name)

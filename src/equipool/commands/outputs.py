@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from equipool.exceptions import InputError
+from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
 
-__all__ = ["add_json", "announce", "check_out", "claim_out", "whole_or_nothing"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["add_json", "announce", "check_out", "content_hash", "whole_or_nothing"]
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
@@ -42,34 +49,66 @@ def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> b
     return True
 
 
-def claim_out(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ...]) -> None:
-    """Make the folder, take away what an earlier run left (by patterns), and mark it as the command's."""
-    out.mkdir(parents=True, exist_ok=True)
-    if _marker(out, command).is_file():
-        for pattern in own:  # in their order
-            for path in list(out.glob(pattern)):
-                path.unlink()
-    write_whole(_marker(out, command), json.dumps(facts, ensure_ascii=False))
-
-
 @contextmanager
-def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ...]) -> Iterator[None]:
-    """Claim the folder; where what follows fails or is interrupted, take away all that was written."""
-    existed = out.is_dir()
-    claim_out(out, command, facts, own)
+def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ...]) -> Iterator[Path]:
+    """Give a folder to write into, whose files take their places in ``out`` when all of them are there.
+
+    Where anything fails or is interrupted, ``out`` is as it was. Of an earlier run those files go, by
+    patterns, that this one did not write again.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(out)
+    work = out.with_name(f".{out.name}.equipool-{os.getpid()}")
     try:
-        yield
-    except BaseException:
-        for pattern in (*own, "model/*", "dataset_description.json", _marker(out, command).name):
-            for path in list(out.glob(pattern)):
-                path.unlink()
-        for folder in sorted((path for path in out.rglob("*") if path.is_dir()), reverse=True):
-            with suppress(OSError):  # not empty: somebody else's
-                folder.rmdir()
-        if not existed:
-            with suppress(OSError):
-                out.rmdir()
+        work.mkdir()
+        yield work
+        write_whole(_marker(work, command), json.dumps(facts, ensure_ascii=False))
+        _take_places(work, out, command, own)
+    except EquipoolError as error:
+        # The folder is nobody's business: people know the one that they named.
+        raise type(error)(str(error).replace(str(work), str(out))) from error
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(str(work), str(out))
         raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _take_places(work: Path, out: Path, command: str, own: tuple[str, ...]) -> None:
+    earlier = (
+        {path for pattern in own for path in out.glob(pattern)} if _marker(out, command).is_file() else set()
+    )
+    out.mkdir(exist_ok=True)
+    files = [path for path in work.rglob("*") if path.is_file()]
+    # The marker first: should this be killed half-way, the same command may go on here. The list of people
+    # last: a folder that has it is whole.
+    marker = _marker(out, command).name
+    for path in sorted(files, key=lambda path: (path.name != marker, path.name == "participants.tsv")):
+        place = out / path.relative_to(work)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+        earlier.discard(place)
+    for path in earlier:
+        path.unlink(missing_ok=True)
+
+
+def _sweep(out: Path) -> None:
+    """Take away what killed runs left beside the folder."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def announce(as_json: bool, written: dict[str, Any], **more: Any) -> None:
@@ -81,6 +120,11 @@ def announce(as_json: bool, written: dict[str, Any], **more: Any) -> None:
     width = max(map(len, written)) + 2
     for name, what in written.items():
         print(f"{name.capitalize() + ':':<{width}}{what}")
+
+
+def content_hash(frame: pd.DataFrame) -> str:
+    """Return a hash of a table's content, so that a result is never taken for one of other data."""
+    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
 
 
 def _marker(out: Path, command: str) -> Path:

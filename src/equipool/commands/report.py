@@ -29,6 +29,7 @@ __all__ = ["add", "report_on_images", "report_on_table", "run"]
 ACCOUNT, PAGE = "account.json", "report.html"
 PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
 MARK = b"Made by equipool"
+MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -242,6 +243,8 @@ def _write(out: Path, account: Account) -> Path:
     from equipool.report.html import write_report
 
     write_whole(out / ACCOUNT, account.to_json())
+    for one in account.verdict:
+        print(f"{MARKS[one['level']]} {one['text']}", file=sys.stderr)
     return write_report(out / PAGE, account)
 
 

@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     brains = simulate_brains(
         like, overlap=arguments.overlap, resolution=arguments.resolution, random_state=arguments.seed
     )
-    with whole_or_nothing(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, OWN):
-        steps = brains.write(out, jobs=arguments.jobs or os.cpu_count() or 1)
+    with whole_or_nothing(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, OWN) as new:
+        steps = brains.write(new, jobs=arguments.jobs or os.cpu_count() or 1)
         for _ in reported(steps, len(brains), "Brains"):
             pass
     counts = {site: int(n) for site, n in sorted(brains.people["site"].value_counts().items())}
