@@ -7,7 +7,15 @@ import pytest
 
 import equipool as ep
 from equipool.data import PooledDataset, check
-from equipool.evaluate.account import Account, account_of_table, account_of_two_tables, best, verdict
+from equipool.evaluate.account import (
+    Account,
+    _numbered,
+    _tau_of_table,
+    account_of_table,
+    account_of_two_tables,
+    best,
+    verdict,
+)
 from equipool.evaluate.heldout import LEAST, HeldOut, held_out, make_folds
 from equipool.evaluate.views import boxes, effects, site_shares, worst
 from equipool.exceptions import InputError
@@ -41,7 +49,7 @@ def account(pool, preflight):
 @pytest.fixture
 def quick(monkeypatch):
     """Leave out what takes long: τ and t-SNE."""
-    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+    monkeypatch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, subject, seed: None)
     monkeypatch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
     monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
 
@@ -145,6 +153,75 @@ def test_a_person_is_never_split_and_a_small_site_never_held_out():
         assert set(pool.site_labels[train]) == {"A", "B", "C"}
 
 
+def test_who_was_at_a_small_site_too_is_not_trained_on_when_held_out():
+    """Everybody comes first to A, then to B or, three of them, to C, which nobody is judged at."""
+    subject = np.tile(np.arange(30), 2)
+    site = np.array(["A"] * 30 + ["B"] * 27 + ["C"] * 3)
+    pool = PooledDataset.from_arrays(np.arange(60.0)[:, None], site=site)
+    folds = make_folds(pool, subject, 3, 0)
+    assert len(folds) == 3
+    for train, test in folds:
+        assert not set(subject[train]) & set(subject[test])
+        assert set(pool.site_labels[test]) == {"A", "B"}
+
+
+@pytest.fixture(scope="module")
+def visits():
+    """Sixty people, five visits each, at sites that do nothing: who somebody is tells the site."""
+    rng = np.random.default_rng(0)
+    person = np.repeat(np.arange(60), 5)
+    x = rng.normal(size=(60, 8))[person] + 0.05 * rng.normal(size=(300, 8))
+    age = rng.uniform(20, 80, 60)[person] + np.tile(np.arange(5) / 10, 60)
+    site = np.array(["A", "B", "C"])[person % 3]
+    y = 0.1 * rng.normal(size=60)[person] + age
+    pool = PooledDataset.from_arrays(x, site=site, covariates=age, covariate_names=["age"], y=y)
+    return pool, person
+
+
+def test_visits_of_one_person_do_not_tell_the_site_of_another(visits, monkeypatch):
+    pool, person = visits
+    monkeypatch.setattr("equipool.evaluate.heldout.TREES", 3)
+    found = held_out(pool, pool.features, lambda train: pool.features, subject=person)
+    assert found.people == 60
+    for stage in ("before", "covariates"):
+        assert best(found.readings, stage, "held-out people")["mean"] < 0.65
+
+
+def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(visits, quick):
+    pool, person = visits
+    site = pool.site_labels.astype(object)
+    site[4] = "D"  # somebody's last visit
+    pool = PooledDataset.from_arrays(pool.X, site=site, covariates=pool.C, covariate_names=["age"], y=pool.y)
+    told = []
+
+    class Spy(ep.SiteHarmonizer):
+        def fit(self, X, y=None, **given):
+            told.append(len(given["subject"]) == len(X))
+            return super().fit(X, y, **given)
+
+    preflight = check(pool.to_frame(), site="site", covariates="age")
+    account = account_of_table(pool, pool.features, preflight, make=Spy, subject=person)
+    assert told == [True] * account.held_out["folds"]
+    assert account.effects["about"]["people"] == 60
+    assert "first row" in account.effects["about"]["note"]
+
+
+def test_sites_that_training_does_not_know_leave_no_gap_in_their_numbers():
+    pool = PooledDataset.from_arrays(np.arange(5.0)[:, None], site=["A", "B", "C", "C", "D"])
+    told = _numbered(pool, np.array([0, 2, 3]))
+    assert told.site[[0, 2, 3]].tolist() == [0, 1, 1]
+    assert told.site.max() == 1
+
+
+def test_tau_is_of_people_who_were_not_fitted_on(visits, monkeypatch):
+    pool, person = visits
+    monkeypatch.setattr("equipool.evaluate.account.TAU_STEPS", 2)
+    about, rows, _ = _tau_of_table(pool, person, 0)
+    shown = np.isin(person, person[rows])
+    assert shown.sum() == len(rows)  # with every visit
+    assert "on 40 people" in about["how"]
+
+
 def test_sites_too_small_to_judge_are_said_to_be(quick):
     truth = ep.simulate_table(people=4).pool
     preflight = check(truth.to_frame(), site="site", covariates="age", id="id", target="dx")
@@ -154,31 +231,54 @@ def test_sites_too_small_to_judge_are_said_to_be(quick):
     json.loads(account.to_json())
 
 
-def test_the_worse_reading_decides():
-    def found(after_held_out):
-        columns = ("stage", "reader", "fitted_on", "mean", "sd")
-        rows = [
-            (stage, "logistic", who, value, 0.01)
-            for who, after in (("training people", 0.34), ("held-out people", after_held_out))
-            for stage, value in (("before", 0.9), ("after", after), ("shuffled", 0.33))
-        ]
-        readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
-        names = (
-            "what",
-            "measure",
-            "where",
-            "before",
-            "before_sd",
-            "after",
-            "after_sd",
-            "change",
-            "change_sd",
-        )
-        return HeldOut(readings, {name: [] for name in names}, {}, folds=5, people=100, sites=3)
+SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
-    assert verdict(found(0.34))[0]["level"] == "good"
-    assert verdict(found(0.60))[0]["level"] == "fair"
-    assert verdict(found(0.88))[0]["level"] == "bad"
+
+def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=()):
+    """Return readings as told, with chance at 0.33."""
+    columns = ("stage", "reader", "fitted_on", "mean", "sd")
+    rows = [
+        (stage, "logistic", who, value, 0.01)
+        for who, own in (("training people", after), ("held-out people", after_held_out))
+        for stage, value in (("before", before), ("after", own), ("shuffled", 0.33))
+    ]
+    readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+    table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
+    return HeldOut(readings, table, {}, folds=5, people=100, sites=3)
+
+
+def test_the_worse_reading_decides():
+    assert verdict(found_of(after_held_out=0.34))[0]["level"] == "good"
+    assert verdict(found_of(after_held_out=0.60))[0]["level"] == "fair"
+    assert verdict(found_of(after_held_out=0.88))[0]["level"] == "bad"
+
+
+@pytest.mark.parametrize("before", [0.35, 0.6])
+def test_a_site_that_is_easier_to_read_is_bad_news(before):
+    said = verdict(found_of(before=before, after=0.8))[0]
+    assert said["level"] == "bad"
+    assert "easier to read than before" in said["text"]
+
+
+@pytest.mark.parametrize(
+    ("measure", "before", "after", "sd", "level", "words"),
+    [
+        ("R²", 0.50, 0.15, 0.40, "fair", "may have lost signal; the change is within its noise"),
+        ("R²", 0.50, 0.15, 0.01, "bad", "was lost"),
+        ("R²", 0.50, 0.49, 0.01, "good", "was kept"),
+        ("AUC", 0.50, 0.49, 0.01, "fair", "could hardly be read before"),
+        ("R²", -0.20, -0.20, 0.01, "fair", "could hardly be read before"),
+        ("R²", -0.90, -0.20, 0.01, "fair", "could hardly be read before"),
+        ("AUC", 0.50, 0.80, 0.01, "good", "read better"),
+    ],
+)
+def test_a_signal_is_kept_only_if_there_was_one_and_it_is_there_still(
+    measure, before, after, sd, level, words
+):
+    row = ("age", measure, "within sites", before, 0.1, after, 0.1, after - before, sd)
+    said = verdict(found_of(signals=[row]))[1]
+    assert said["level"] == level
+    assert words in said["text"]
 
 
 def test_a_share_of_variance_is_none_where_the_site_does_nothing():

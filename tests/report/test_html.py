@@ -12,6 +12,7 @@ import pytest
 
 import equipool as ep
 from equipool.cli import main
+from equipool.commands.report import _same
 from equipool.data import PooledDataset, check
 from equipool.evaluate.account import Account, account_of_two_tables
 from equipool.report.html import report_page
@@ -24,7 +25,7 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, seed: None)
+        patch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, subject, seed: None)
         patch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
         patch.setattr("equipool.evaluate.heldout.TREES", 3)
         patch.setattr("equipool.evaluate.heldout.MANY", 0)
@@ -138,6 +139,7 @@ def test_anybody_s_table_is_judged_whatever_its_order(table, folder, tmp_path):
         (lambda t: t.iloc[1:], "not of the same people"),
         (lambda t: t.drop(columns="id"), "no column 'id'"),
         (lambda t: t.assign(age=t["age"].iloc[::-1].to_numpy()), "'age' differs"),
+        (lambda t: t.assign(age=t["age"] + 1), "matched by 'id'"),
         (lambda t: t.drop(columns="hippocampus"), "no column 'hippocampus'"),
     ],
 )
@@ -149,6 +151,32 @@ def test_tables_that_do_not_belong_together_are_refused(table, tmp_path, capsys,
     )
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([34, 51], [34.0, 51.0], True),
+        (["34", "51"], [34.0, 51.0], True),
+        ([34.123456, None], [34.1235, None], True),
+        ([34, 51], [51, 34], False),
+        ([34, None], [34, 51], False),
+        (["M", "F"], ["M", "F"], True),
+        (["M", "F"], ["F", "M"], False),
+        (["M", "F"], [0, 1], False),
+    ],
+)
+def test_numbers_are_the_same_however_they_are_written(one, other, same):
+    assert _same(pd.Series(one), pd.Series(other)) is same
+    assert not _same(pd.Series([100001]), pd.Series([100002]), exactly=True)  # sites
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_judging(table, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("equipool.commands.report._two_tables", None)
+    (tmp_path / "file").write_text("no folder")
+    out = tmp_path / "file" / "page.html"
+    assert main(["report", str(table), "--after", str(table), *ROLES, "--out", str(out)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_nobody_else_s_file_is_overwritten(folder, tmp_path, capsys):

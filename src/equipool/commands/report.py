@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shlex
 import sys
 from importlib.metadata import version
@@ -81,11 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _page(out: Path) -> Path:
-    """Refuse to write over anything but an earlier report."""
+    """Refuse to write over anything but an earlier report, or where nothing can be written."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; give the name of a page, such as {out / PAGE}.")
     if out.exists() and MARK not in out.read_bytes():
         raise InputError(f"{out} is no report of equipool; choose another name with --out.")
+    folder = next(one for one in out.absolute().parents if one.exists())  # the rest of it will be made
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written in {folder}; choose another place with --out.")
     return out
 
 
@@ -150,16 +154,30 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
     after = after.reset_index(drop=True)
     told = [arguments.site, *arguments.covariates, arguments.target]
     for name in (name for name in told if name):
-        if (
-            name in after
-            and not (after[name].astype(str).to_numpy() == before[name].astype(str).to_numpy()).all()
-        ):
-            raise InputError(
-                f"Column {name!r} differs between the two tables: rows are not of the same people; "
-                "name the column to match them by with --id."
+        if name in after and not _same(before[name], after[name], exactly=name == arguments.site):
+            advice = (
+                f"rows were matched by {id!r}, so correct the column, or leave it out of {arguments.after}."
+                if id
+                else "rows are not of the same people; name the column to match them by with --id."
             )
+            raise InputError(f"Column {name!r} differs between the two tables: {advice}")
         after = after.assign(**{name: before[name].to_numpy()})
     return after
+
+
+def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
+    """Compare numbers as numbers, since programs write 34 as 34.0 and round; anything else as text.
+
+    Sites' numbers are names, which nobody rounds: these are compared ``exactly``.
+    """
+    import numpy as np
+    import pandas as pd
+
+    try:
+        first, second = (pd.to_numeric(values).to_numpy(dtype=np.float64) for values in (one, other))
+    except (ValueError, TypeError):
+        return bool((one.astype(str).to_numpy() == other.astype(str).to_numpy()).all())
+    return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
 
 
 # -- at the end of harmonize -------------------------------------------------------------------------------

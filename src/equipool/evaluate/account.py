@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.data import PooledDataset, Volumes
-from equipool.evaluate.heldout import LEAST, HeldOut, held_out, some_people
+from equipool.evaluate.heldout import LEAST, HeldOut, held_out, persons, some_people
 from equipool.evaluate.views import (
     Columns,
     boxes,
@@ -142,8 +142,8 @@ def account_of_table(
     preflight
         What was found before.
     make
-        Returns an unfitted harmonizer, with ``fit(X, y, site=, covariates=)`` and ``transform``; it is fitted
-        anew in each fold. Default: :class:`SiteHarmonizer`.
+        Returns an unfitted harmonizer, with ``fit(X, y, site=, covariates=)`` (and ``subject=``, if that is
+        given) and ``transform``; it is fitted anew in each fold. Default: :class:`SiteHarmonizer`.
     subject
         Who each row is, where people come several times.
     """
@@ -152,22 +152,29 @@ def account_of_table(
     factory = make or (lambda: SiteHarmonizer(random_state=seed))
     rows = some_people(pool, JUDGED, seed)
     part, before = pool[rows], _filled(pool.features)
+    own = None if subject is None else subject[rows]
 
     def refitted(train: IntArray) -> FloatArray:
         model = factory()
         y = None if part.y is None else part.y[train]
-        model.fit(part.features[train], y, site=part.site_labels[train], covariates=_given(part.C[train]))
-        clean = model.transform(part.features, site=part.site_labels, covariates=_given(part.C))
-        return np.asarray(clean, dtype=np.float64)
+        who: dict[str, Any] = {} if own is None else {"subject": own[train]}
+        model.fit(
+            part.features[train], y, site=part.site_labels[train], covariates=_given(part.C[train]), **who
+        )
+        # A site whose only people are held out at another one stays as measured; nobody is read there.
+        known, clean = np.isin(part.site, part.site[train]), before[rows]
+        clean[known] = model.transform(
+            part.features[known], site=part.site_labels[known], covariates=_given(part.C[known])
+        )
+        return clean
 
-    found = held_out(
-        part, before[rows], refitted, subject=None if subject is None else subject[rows], seed=seed
-    )
+    found = held_out(part, before[rows], refitted, subject=own, seed=seed)
     how = ["The harmonizer was fitted anew in each fold, on its training people alone."]
     if np.isnan(pool.features).any():
         how.append("As measured, missing values were read as the feature's mean.")
-    tau = _tau_of_table(replace(pool, X=before), seed)
-    return _account("table", pool, before, harmonized, preflight, found, how, tau=tau, seed=seed, made=made)
+    tau = _tau_of_table(replace(pool, X=before), subject, seed)
+    given: dict[str, Any] = {"subject": subject, "seed": seed, "made": made}
+    return _account("table", pool, before, harmonized, preflight, found, how, tau=tau, **given)
 
 
 def account_of_two_tables(
@@ -188,10 +195,9 @@ def account_of_two_tables(
         "the people that readers are judged on, and then the site looks better hidden, and signals clearer, "
         "than they would be in new people."
     )
-    tau = _tau_of_table(pool, seed)
-    return _account(
-        "given", pool, pool.features, harmonized, preflight, found, [how], tau=tau, seed=seed, made=made
-    )
+    tau = _tau_of_table(pool, subject, seed)
+    given: dict[str, Any] = {"subject": subject, "seed": seed, "made": made}
+    return _account("given", pool, pool.features, harmonized, preflight, found, [how], tau=tau, **given)
 
 
 def account_of_images(
@@ -216,10 +222,15 @@ def account_of_images(
     before = blocks.measured()
     after = blocks.harmonized(pooler.volume_sites_, pool)
     large = before.shape[0] * volumes.shape[1] > 10**8
+
+    def refitted(train: IntArray) -> FloatArray:
+        told = _numbered(pool, train)
+        return blocks.harmonized(blocks.fitted(told, train), told)
+
     found = held_out(
         pool,
         before,
-        lambda train: blocks.harmonized(blocks.fitted(pool, train), pool),
+        refitted,
         subject=subject,
         folds=2 if large else 3,
         seed=seed,
@@ -239,6 +250,7 @@ def account_of_images(
         features=blocks.names(),
         tau=_tau_of_images(pool, volumes, pooler),
         statmap=statmap,
+        subject=subject,
         seed=seed,
         made=made,
     )
@@ -256,6 +268,7 @@ def _account(
     tau: tuple[dict[str, Any], IntArray, FloatArray] | None,
     features: list[str] | None = None,
     statmap: dict[str, Any] | None = None,
+    subject: NDArray[Any] | None,
     seed: int,
     made: dict[str, Any] | None,
 ) -> Account:
@@ -273,7 +286,7 @@ def _account(
     }
     if tau is not None:
         maps["tau"] = _mapped(pool, tau[1], embedding(tau[2], seed))
-    known = effects(pool, before, after, features)
+    known = effects(pool, before, after, features, subject)
     return Account(
         kind=kind,
         names=_names(pool, before.shape[1]),
@@ -304,6 +317,12 @@ def _filled(x: FloatArray) -> FloatArray:
 
 def _given(C: FloatArray) -> FloatArray | None:
     return C if C.shape[1] else None
+
+
+def _numbered(pool: PooledDataset, train: IntArray) -> PooledDataset:
+    """Return the pool with sites numbered among those in training; nobody is read at any other."""
+    known = np.unique(pool.site[train])
+    return replace(pool, site=np.searchsorted(known, pool.site).clip(max=len(known) - 1))
 
 
 def _names(pool: PooledDataset, features: int) -> dict[str, Any]:
@@ -345,17 +364,21 @@ def _short(values: Any) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def _tau_of_table(pool: PooledDataset, seed: int) -> tuple[dict[str, Any], IntArray, FloatArray] | None:
+def _tau_of_table(
+    pool: PooledDataset, subject: NDArray[Any] | None, seed: int
+) -> tuple[dict[str, Any], IntArray, FloatArray] | None:
     """Fit a short pooler on two thirds of the people; return its errors and the τ of the other third."""
     from threadpoolctl import threadpool_limits
 
     from equipool.models import EquivariantPooler
 
-    if not pool.covariates or len(pool) < 12:
-        return None
     rows = some_people(pool, TURNED, seed)
-    train, test = pool[rows].split(1 / 3, stratify="site", random_state=seed)
+    _, first, person = np.unique(persons(subject, len(pool))[rows], return_index=True, return_inverse=True)
+    if not pool.covariates or len(first) < 12:
+        return None
     part = pool[rows]
+    fitted, judged = part[first].split(1 / 3, stratify="site", random_state=seed)
+    train, test = (np.flatnonzero(np.isin(person, who)) for who in (fitted, judged))
     x = part.features
     # Stage one is what τ comes from; stage two is only walked through, so that Φ can be tried.
     pooler = EquivariantPooler(
@@ -368,7 +391,7 @@ def _tau_of_table(pool: PooledDataset, seed: int) -> tuple[dict[str, Any], IntAr
     about = _turning(pooler, x[test], tau[test], tau[train], part, train, test)
     about["how"] = (
         f"A table is harmonized in closed form, which has no τ. For this figure a pooler was fitted for "
-        f"{TAU_STEPS} steps on {len(train)} people; it is shown and judged on {len(test)} others."
+        f"{TAU_STEPS} steps on {len(fitted)} people; it is shown and judged on {len(judged)} others."
     )
     return about, rows[test], tau[test]
 
@@ -468,7 +491,9 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     )
     others = f"from {covariates} alone" if covariates else "by chance"
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
-    if before <= floor + spread:
+    if after > max(before, floor) + spread:
+        text = f"Bad news: the site is easier to read than before {numbers}."
+    elif before <= floor + spread:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
         text = f"The site can no longer be read better than {others} {numbers}."
@@ -494,6 +519,8 @@ def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, flo
     little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
     if after["mean"] > floor + spread and before["mean"] > floor + spread and little:
         level = "bad"
+    if after["mean"] > max(before["mean"], floor) + spread:
+        level = "bad"
     return level, before["mean"], after["mean"], floor, spread
 
 
@@ -510,15 +537,22 @@ def _signal_verdicts(found: HeldOut) -> list[dict[str, str]]:
     for row in rows:
         if row["where"] != "within sites" or row["change"] is None:
             continue
-        noise = _noise(row["change_sd"], found.folds)
-        numbers = f"({row['measure']} within sites {row['before']:.2f} before, {row['after']:.2f} after)"
-        numbers = numbers.replace("-", "−")
-        if row["change"] < -noise:
-            said.append(
-                {"level": "bad", "text": f"Bad news: some of the signal of {row['what']} was lost {numbers}."}
-            )
-        elif row["change"] > noise:
-            said.append({"level": "good", "text": f"{row['what']} is read better than before {numbers}."})
-        else:
-            said.append({"level": "good", "text": f"The signal of {row['what']} was kept {numbers}."})
+        level, text = _signal_verdict(row, _noise(row["change_sd"], found.folds))
+        said.append({"level": level, "text": text})
     return said
+
+
+def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
+    what, change = row["what"], row["change"]
+    numbers = f"({row['measure']} within sites {row['before']:.2f} before, {row['after']:.2f} after)"
+    numbers = numbers.replace("-", "−")
+    hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+    if change > noise and row["after"] > hardly:
+        return "good", f"{what} is read better than before {numbers}."
+    if row["before"] <= hardly:
+        return "fair", f"{what} could hardly be read before {numbers}, so nothing can be said of its loss."
+    if change < -noise:
+        return "bad", f"Bad news: some of the signal of {what} was lost {numbers}."
+    if change < -CLOSE:
+        return "fair", f"{what} may have lost signal; the change is within its noise {numbers}."
+    return "good", f"The signal of {what} was kept {numbers}."

@@ -22,7 +22,7 @@ from equipool.data.splits import deal
 from equipool.evaluate.views import Columns, site_shares
 from equipool.models.seeding import seed_for
 
-__all__ = ["LEAST", "READERS", "HeldOut", "held_out", "make_folds", "some_people"]
+__all__ = ["LEAST", "READERS", "HeldOut", "held_out", "make_folds", "persons", "some_people"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -91,27 +91,29 @@ def held_out(
     parts = make_folds(pool, subject, folds, seed)
     if parts is None:
         return None
-    chosen = _some_features(before.shape[1], seed)
+    person, chosen = persons(subject, len(pool)), _some_features(before.shape[1], seed)
     reads: dict[tuple[str, str, str], list[float]] = {}
     signals: dict[tuple[str, str, str, str], list[float]] = {}
     shares: dict[str, list[FloatArray]] = {"before": [], "after": []}
     with _quiet():
         for train, test in parts:
             after = harmonize(train)
-            for key, value in _read_sites(pool, before[:, chosen], after[:, chosen], train, test, seed):
+            seen = before[:, chosen], after[:, chosen]
+            for key, value in _read_sites(pool, person, *seen, train, test, seed):
                 reads.setdefault(key, []).append(value)
-            for stage, x in (("before", before[:, chosen]), ("after", after[:, chosen])):
+            for stage, x in zip(("before", "after"), seen, strict=True):
                 for name, value in _read_people(pool, x, train, test):
                     signals.setdefault((*name, stage), []).append(value)
             shares["before"].append(site_shares(pool, before, test))
             shares["after"].append(site_shares(pool, after, test))
+    judged = np.concatenate([test for _, test in parts])
     return HeldOut(
         readings=_reading_table(reads),
         signals=_signal_table(signals),
         shares={stage: np.mean(found, axis=0).round(5).tolist() for stage, found in shares.items()},
         folds=len(parts),
-        people=len(np.unique(np.concatenate([test for _, test in parts]))),
-        sites=len(np.unique(pool.site[parts[0][1]])),
+        people=len(np.unique(person[judged])),
+        sites=len(np.unique(pool.site[judged])),
     )
 
 
@@ -120,22 +122,38 @@ def make_folds(
 ) -> list[tuple[IntArray, IntArray]] | None:
     """Return (train, test) of each fold, sites in proportion and people whole; ``None`` if that cannot be.
 
-    People of sites with fewer than :data:`LEAST` stay in training, so that every site is known there.
+    People of sites with fewer than :data:`LEAST` stay in training, so that every site is known there, but
+    for who is held out at another site. A site that training does not know is not judged.
     """
-    person = (
-        np.arange(len(pool)) if subject is None else np.unique(subject.astype(str), return_inverse=True)[1]
-    )
+    person = persons(subject, len(pool))
     first = np.unique(person, return_index=True)[1]
-    counts = np.bincount(pool.site[first], minlength=len(pool.sites))
+    counts = _people_of_sites(pool.site, person)
     judged = counts[pool.site] >= LEAST
     if len(np.unique(pool.site[judged])) < 2:
         return None
     count = folds or (3 if len(first) >= MANY else 5)
     count = min(count, int(counts[counts >= LEAST].min()))
     part = deal([pool.site[first]], [], count, seed_for(seed, "report folds"))[person]
-    return [
-        (np.flatnonzero((part != k) | ~judged), np.flatnonzero((part == k) & judged)) for k in range(count)
-    ]
+    found = []
+    for k in range(count):
+        test = (part == k) & judged
+        train = (part != k) | (~judged & ~np.isin(person, person[test]))
+        test &= np.isin(pool.site, pool.site[train])
+        if len(np.unique(pool.site[test])) > 1:
+            found.append((np.flatnonzero(train), np.flatnonzero(test)))
+    return found or None
+
+
+def persons(subject: NDArray[Any] | None, rows: int) -> IntArray:
+    """Return a number for who each row is: everybody another, unless told."""
+    if subject is None:
+        return np.arange(rows)
+    return np.unique(np.asarray(subject).astype(str), return_inverse=True)[1].astype(np.intp)
+
+
+def _people_of_sites(site: IntArray, person: IntArray) -> IntArray:
+    """Return how many people each site has; who was at two counts at both."""
+    return np.bincount(np.unique(np.column_stack([site, person]), axis=0)[:, 0])
 
 
 def some_people(pool: PooledDataset, most: int, seed: int) -> IntArray:
@@ -155,7 +173,13 @@ def _some_features(count: int, seed: int) -> IntArray:
 
 
 def _read_sites(
-    pool: PooledDataset, before: FloatArray, after: FloatArray, train: IntArray, test: IntArray, seed: int
+    pool: PooledDataset,
+    person: IntArray,
+    before: FloatArray,
+    after: FloatArray,
+    train: IntArray,
+    test: IntArray,
+    seed: int,
 ) -> Iterator[tuple[tuple[str, str, str], float]]:
     rng = np.random.default_rng(seed_for(seed, f"shuffled {test[0]}"))
     site = pool.site
@@ -167,7 +191,7 @@ def _read_sites(
         "covariates": (pool.C, site),
         "shuffled": (np.hstack([after, pool.C]), shuffled),
     }
-    halves = _halves(site, test, rng)
+    halves = _halves(site, person, test, rng)
     for stage, (x, labels) in stages.items():
         if not x.shape[1]:
             continue
@@ -181,11 +205,14 @@ def _read_sites(
                 yield (stage, name, "held-out people"), _read_halves(reader, x, site, halves, stage, rng)
 
 
-def _halves(site: IntArray, test: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray] | None:
+def _halves(
+    site: IntArray, person: IntArray, test: IntArray, rng: np.random.Generator
+) -> tuple[IntArray, IntArray] | None:
     """Return the held-out people in two halves with all their sites in both, or ``None``."""
-    if np.bincount(site[test])[np.unique(site[test])].min() < 2:
+    if _people_of_sites(site[test], person[test])[np.unique(site[test])].min() < 2:
         return None
-    half = deal([site[test]], [], 2, int(rng.integers(2**31)))
+    _, first, who = np.unique(person[test], return_index=True, return_inverse=True)
+    half = deal([site[test][first]], [], 2, int(rng.integers(2**31)))[who]
     one, two = test[half == 0], test[half == 1]
     return (one, two) if set(site[one]) == set(site[two]) else None
 

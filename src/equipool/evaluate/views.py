@@ -211,12 +211,16 @@ def _adjusted(pool: PooledDataset, x: FloatArray) -> FloatArray:
 
 
 def effects(
-    pool: PooledDataset, before: FloatArray, after: FloatArray, names: list[str]
+    pool: PooledDataset,
+    before: FloatArray,
+    after: FloatArray,
+    names: list[str],
+    subject: NDArray[Any] | None = None,
 ) -> tuple[dict[str, Any], Columns] | None:
     """Return what the target does to each feature: as measured, with the site in the regression, harmonized.
 
-    Without a target, the first covariate. Of more than two classes the two largest. ``None`` if nothing
-    varies.
+    Without a target, the first covariate. Of more than two classes the two largest. Of a ``subject`` with
+    several rows the first, since the regression takes rows to be independent. ``None`` if nothing varies.
     """
     from scipy.stats import false_discovery_control
 
@@ -224,6 +228,12 @@ def effects(
     if chosen is None:
         return None
     name, values, rows, others, note = chosen
+    if subject is not None:
+        taken = np.flatnonzero(rows)
+        once = taken[np.unique(np.asarray(subject).astype(str)[taken], return_index=True)[1]]
+        if len(once) < len(taken):
+            rows = np.isin(np.arange(len(pool)), once)
+            note = f"{note} Of each person only the first row was taken.".strip()
     columns: Columns = {"feature": list(names)}
     about: dict[str, Any] = {"of": name, "people": int(rows.sum()), "note": note, "found": {}}
     covariates = others[rows] if others.shape[1] else None
