@@ -285,6 +285,12 @@ OUTPUTS = [
     Case("a figure in no folder", f"{CHECK} --figure no/figure.png", "the folder no does not exist"),
     Case("output to a file", HARMONIZE, "out is a file", write("out", "x")),
     Case("output to a folder of others", HARMONIZE, "out is not empty", write("out/thesis.txt", "x")),
+    Case(
+        "a report below a file",
+        "report people.csv --after people.csv --out file/page.html",
+        "file/page.html",
+        write("file", "x"),
+    ),
     Case("output below a file", "harmonize people.csv --out file/out", "file/out", write("file", "x")),
     Case(
         "output to a result of other options",

@@ -34,6 +34,9 @@ def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> b
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give the name of a folder.")
+    above = next((one for one in out.parents if one.is_file()), None)
+    if above is not None:
+        raise InputError(f"{out} cannot be made: {above} is a file. Choose another folder.")
     if not out.is_dir() or not any(out.iterdir()):
         return False
     marker = _marker(out, command)
