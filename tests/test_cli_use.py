@@ -342,7 +342,13 @@ def test_a_real_interruption_is_one_line(here):
         "100000",
         "--no-report",
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # Tests run in the background by a shell pass on that Ctrl-C is to be ignored.
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     process.stderr.readline()  # what was guessed: it has begun
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

@@ -121,7 +121,7 @@ def test_a_file_that_holds_no_settings_is_answered(tmp_path, text):
     path.write_text(text)
     with pytest.raises(InputError, match=r"settings.json holds no settings .* as `equipool select` writes"):
         methods.read_settings(path)
-    with pytest.raises(InputError, match=r"other.json does not exist; `equipool select` writes"):
+    with pytest.raises(InputError, match=r"other.json does not exist; .*that `equipool select` wrote"):
         methods.read_settings(tmp_path / "other.json")
 
 

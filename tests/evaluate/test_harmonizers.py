@@ -99,7 +99,7 @@ def test_the_command_compares_on_a_users_table(tmp_path, capsys):
     [
         (["harmonizers"], "Name the tables"),
         (["harmonizers", "simulated-half"], "no simulated table"),
-        (["harmonizers", "volumes.csv"], "--site"),
+        (["harmonizers", "volumes.csv"], "volumes.csv does not exist"),
         (["harmonizers", "simulated-1", "--methods", "magic"], "no harmonizer 'magic'"),
         (["harmonizers", "simulated-1", "--repeats", "0"], "at least once"),
     ],
