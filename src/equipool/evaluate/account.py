@@ -38,7 +38,7 @@ VERSION = 1
 JUDGED = 5000  # people beyond whom the folds take a sample
 MAPPED = 500  # people drawn in a t-SNE
 TURNED = 1000  # people that τ is learned from
-TAU_STEPS = 250
+TAU_STEPS = 150
 CLOSE = 0.03  # of a balanced accuracy, R² or AUC: less is not worth a sentence
 
 
