@@ -175,7 +175,7 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 
     try:
         first, second = (pd.to_numeric(values).to_numpy(dtype=np.float64) for values in (one, other))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return bool((one.astype(str).to_numpy() == other.astype(str).to_numpy()).all())
     return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
 

@@ -17,7 +17,7 @@ from scipy import ndimage, special, stats
 
 from equipool.exceptions import InputError
 from equipool.validation.findings import listed, plural
-from equipool.validation.inputs import Inputs, parse_labels
+from equipool.validation.inputs import Inputs, as_numbers, parse_labels
 
 __all__ = [
     "Correction",
@@ -227,7 +227,7 @@ def _target(target: ArrayLike, n: int, positive: Any) -> tuple[FloatArray, str]:
     if None in labels:
         row = list(labels).index(None)
         raise InputError(f"The target of person {row + 1} is missing; fill it in or leave the person out.")
-    numbers = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(dtype=np.float64)
+    numbers = as_numbers(pd.Series(labels)).to_numpy(dtype=np.float64)
     numeric = bool(np.isfinite(numbers).all())
     levels = sorted(set(labels), key=float if numeric else None)
     if len(levels) < 2:

@@ -363,7 +363,7 @@ def _guess_task(column: pd.Series[Any]) -> Task:
         if _not_numbers(column):
             return "class"
         # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
-        numbers = pd.to_numeric(column, errors="coerce")
+        numbers = as_numbers(column)
         if numbers.isna().sum() > column.isna().sum():
             return "number"  # with cells that will be named
         column = numbers
