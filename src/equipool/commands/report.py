@@ -87,7 +87,7 @@ def _page(out: Path) -> Path:
         raise InputError(f"{out} is a folder; give the name of a page, such as {out / PAGE}.")
     if out.exists() and MARK not in out.read_bytes():
         raise InputError(f"{out} is no report of equipool; choose another name with --out.")
-    folder = next(one for one in out.absolute().parents if one.exists())  # the rest of it will be made
+    folder = next(one for one in out.parents if one.exists())  # the rest of it will be made
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{out} cannot be written in {folder}; choose another place with --out.")
     return out
