@@ -147,10 +147,10 @@ BAD = {
         ["'lesion'", "95%"],
     ),
     "scanner number among the features": (
-        changed(scanner=lambda t: t.site.map({"A": 1, "B": 2, "C": 3})),
+        changed(coil=lambda t: t.site.map({"A": 1, "B": 2, "C": 3})),
         "site-in-disguise",
         "warning",
-        ["'scanner'", "leave them out"],
+        ["'coil'", "leave them out"],
     ),
     "age 999": (with_cell("age", 5, 999.0), "covariate-outlier", "warning", ["999", "row 6 (sub-005)"]),
     "a class absent at a site": (
@@ -347,7 +347,7 @@ def test_wrong_names_are_answered_with_the_right_ones(arguments, words, tmp_path
     assert main(["check", str(path), *arguments]) == 2
     message = capsys.readouterr().err
     assert words in message
-    assert len(message.splitlines()) <= 2  # what was guessed, and what is wrong
+    assert len(message.splitlines()) <= 3  # what was guessed, what was left out, and what is wrong
 
 
 def test_a_real_table(fcon1000):
