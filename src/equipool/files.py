@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from equipool.exceptions import EquipoolError
 
-__all__ = ["write_whole"]
+__all__ = ["file_sha256", "write_whole"]
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a file's content, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:

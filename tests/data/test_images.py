@@ -271,13 +271,13 @@ def test_an_interrupted_build_leaves_nothing(files, cache, monkeypatch):
 
 
 def test_a_file_that_changes_while_it_is_read(files, cache, monkeypatch):
-    hashed = module._sha256
+    hashed = module.file_sha256
 
     def slow(path):
         save(files[0], brain(5))
         return hashed(path)
 
-    monkeypatch.setattr(module, "_sha256", slow)
+    monkeypatch.setattr(module, "file_sha256", slow)
     with pytest.raises(EquipoolError, match="changed while they were read"):
         Volumes.build(files, cache=cache)
     assert list(cache.iterdir()) == []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from equipool.commands.outputs import add_json, announce
 from equipool.commands.people import add_roles, roles
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import file_sha256, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -252,9 +252,9 @@ def _made(
     arguments: argparse.Namespace, inputs: dict[str, Path], *, images: tuple[Path, ...] = ()
 ) -> dict[str, Any]:
     """Return what is needed to make it again."""
-    hashes = {name: _sha256(path) for name, path in inputs.items()}
+    hashes = {name: file_sha256(path) for name, path in inputs.items()}
     if images:
-        lines = "".join(f"{_sha256(path)}  {path.name}\n" for path in images)
+        lines = "".join(f"{file_sha256(path)}  {path.name}\n" for path in images)
         hashes[f"{len(images)} images (of their list of hashes and names)"] = hashlib.sha256(
             lines.encode()
         ).hexdigest()
@@ -275,8 +275,3 @@ def _command() -> str | None:
     program = Path(sys.argv[0])
     typed = program.stem == "equipool" or program.parent.name == "equipool"
     return shlex.join(["equipool", *sys.argv[1:]]) if typed else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,7 +25,7 @@ from equipool.data.nifti import (
 )
 from equipool.data.uci import cache_folder
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import write_whole
+from equipool.files import file_sha256, write_whole
 from equipool.validation.findings import plural, rows_text
 
 __all__ = ["Volumes", "check_volumes", "write_volume"]
@@ -275,7 +275,7 @@ def _are_as_known(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) 
         if size != known["size"]:
             return False
         if mtime_ns != known["mtime_ns"]:
-            if _sha256(path) != known["sha256"]:
+            if file_sha256(path) != known["sha256"]:
                 return False
             known["mtime_ns"], touched = mtime_ns, True
     if touched:
@@ -390,7 +390,7 @@ def _compact(folder: Path, people: int, mask: Mask) -> None:
 
 def _facts_of(path: Path) -> dict[str, Any]:
     size, mtime_ns = _stat(path)
-    return {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": _sha256(path)}
+    return {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
 
 
 def _stat(path: Path) -> tuple[int, int]:
@@ -399,8 +399,3 @@ def _stat(path: Path) -> tuple[int, int]:
     except OSError:
         return -1, -1
     return stat.st_size, stat.st_mtime_ns
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -22,6 +22,7 @@ from equipool.evaluate.views import (
     effects,
     embedding,
     first_number,
+    rounded,
     site_shares,
     worst,
 )
@@ -296,7 +297,7 @@ def _account(
         held_out=None if found is None else asdict(found),
         equivariance=None if tau is None else tau[0],
         maps=maps,
-        shares={"feature": features, "before": _short(shares[0]), "after": _short(shares[1])},
+        shares={"feature": features, "before": rounded(shares[0]), "after": rounded(shares[1])},
         curves=curves(pool, before[:, shown], after[:, shown], names),
         boxes=boxes(pool, before[:, shown], after[:, shown], names),
         effects=None if known is None else {"about": known[0], "table": known[1]},
@@ -347,21 +348,19 @@ def _described(pool: PooledDataset, rows: IntArray) -> Columns:
     table: Columns = {"site": [pool.sites[k] for k in pool.site[rows]]}
     for k, covariate in enumerate(pool.covariates):
         values, levels = pool.C[rows, k], covariate.levels
-        table[column(covariate.name)] = _short(values) if levels is None else [levels[int(v)] for v in values]
+        table[column(covariate.name)] = (
+            rounded(values) if levels is None else [levels[int(v)] for v in values]
+        )
     if pool.y is not None:
         values = pool.y[rows]
         table[column(pool.target_name)] = (
-            _short(values) if pool.task == "number" else [str(v) for v in values]
+            rounded(values) if pool.task == "number" else [str(v) for v in values]
         )
     return table
 
 
 def _mapped(pool: PooledDataset, rows: IntArray, places: FloatArray) -> Columns:
-    return {"x": _short(places[:, 0]), "y": _short(places[:, 1]), **_described(pool, rows)}
-
-
-def _short(values: Any) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]
+    return {"x": rounded(places[:, 0]), "y": rounded(places[:, 1]), **_described(pool, rows)}
 
 
 def _tau_of_table(

@@ -21,6 +21,7 @@ from equipool.data import PooledDataset
 from equipool.data.splits import deal
 from equipool.evaluate.views import Columns, site_shares
 from equipool.models.seeding import seed_for
+from equipool.progress import Progress
 
 __all__ = ["LEAST", "READERS", "HeldOut", "held_out", "make_folds", "persons", "some_people"]
 
@@ -95,8 +96,9 @@ def held_out(
     reads: dict[tuple[str, str, str], list[float]] = {}
     signals: dict[tuple[str, str, str, str], list[float]] = {}
     shares: dict[str, list[FloatArray]] = {"before": [], "after": []}
+    progress = Progress("Folds judged", len(parts))
     with _quiet():
-        for train, test in parts:
+        for done, (train, test) in enumerate(parts, start=1):
             after = harmonize(train)
             seen = before[:, chosen], after[:, chosen]
             for key, value in _read_sites(pool, person, *seen, train, test, seed):
@@ -106,6 +108,7 @@ def held_out(
                     signals.setdefault((*name, stage), []).append(value)
             shares["before"].append(site_shares(pool, before, test))
             shares["after"].append(site_shares(pool, after, test))
+            progress(done)
     judged = np.concatenate([test for _, test in parts])
     return HeldOut(
         readings=_reading_table(reads),

@@ -21,6 +21,7 @@ __all__ = [
     "effects",
     "embedding",
     "first_number",
+    "rounded",
     "site_shares",
     "smooth_density",
     "worst",
@@ -81,8 +82,8 @@ def densities(pool: PooledDataset) -> dict[str, Columns]:
             own = values[pool.site == s]
             if len(own):
                 table["site"] += [site] * GRID
-                table[own_name] += _rounded(grid)
-                table["density"] += _rounded(smooth_density(own, grid))
+                table[own_name] += rounded(grid)
+                table["density"] += rounded(smooth_density(own, grid))
         found[name] = table
     return found
 
@@ -150,7 +151,7 @@ def boxes(pool: PooledDataset, before: FloatArray, after: FloatArray, names: lis
                 reach = 1.5 * (q3 - q1)
                 low = own[own >= q1 - reach].min()
                 high = own[own <= q3 + reach].max()
-                row = (feature, stage, site, len(own), *_rounded([low, q1, middle, q3, high]))
+                row = (feature, stage, site, len(own), *rounded([low, q1, middle, q3, high]))
                 for name, value in zip(table, row, strict=True):
                     table[name].append(value)
     return table
@@ -181,8 +182,8 @@ def curves(pool: PooledDataset, before: FloatArray, after: FloatArray, names: li
                 table["feature"] += [feature] * STEPS
                 table["stage"] += [stage] * STEPS
                 table["site"] += [site] * STEPS
-                table[covariate] += _rounded(grid)
-                table["value"] += _rounded(fit((grid - centre) / reach))
+                table[covariate] += rounded(grid)
+                table["value"] += rounded(fit((grid - centre) / reach))
     return table
 
 
@@ -252,9 +253,9 @@ def effects(
         q[found.tested] = false_discovery_control(found.p[found.tested]) if found.tested.any() else 1.0
         about["contrast"] = found.contrast
         about["found"][label] = int((q <= 0.05).sum())
-        columns[f"{label}_effect"] = _rounded(found.effect)
-        columns[f"{label}_t"] = _rounded(found.t)
-        columns[f"{label}_q"] = _rounded(q)
+        columns[f"{label}_effect"] = rounded(found.effect)
+        columns[f"{label}_t"] = rounded(found.t)
+        columns[f"{label}_q"] = rounded(q)
     return about, columns
 
 
@@ -281,6 +282,6 @@ def _outcome(
     return pool.covariate_names[k], pool.C[:, k], everybody, others, note
 
 
-def _rounded(values: Any) -> list[float]:
+def rounded(values: Any) -> list[float]:
     """Return five significant digits: more would only make the file larger."""
     return [float(f"{value:.5g}") for value in values]
