@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -43,6 +45,37 @@ def test_scikit_learns_own_checks(estimator, check):
 
 
 # -- the closed form ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.6])
+def test_tables_that_are_taken_in_pieces_give_the_same(monkeypatch, gain):
+    pool = ep.simulate_table(sites=SITES, overlap=0.5, people=80).pool
+    rng = np.random.default_rng(0)
+    x = pool.X * (1 + gain * (pool.site_labels == "GE"))[:, None]
+    subject = rng.integers(0, 150, len(x))
+    found = []
+    for numbers in (10**9, 100):
+        monkeypatch.setattr("equipool.models.pieces.PIECE", numbers)
+        harmonizer = ep.SiteHarmonizer(bending=True)
+        harmonizer.fit(x, pool.y, site=pool.site_labels, covariates=pool.C, subject=subject)
+        found.append(harmonizer.transform(x, site=pool.site_labels, covariates=pool.C))
+        found.append(harmonizer.transform(x))  # by what it learned to read
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-8)
+    np.testing.assert_allclose(found[3], found[1], rtol=1e-8)
+
+
+@pytest.mark.parametrize(("rows", "sites", "tables"), [(40_000, 4, 9.0), (4500, 1500, 25.0)])
+def test_memory_is_a_few_times_that_of_the_table(rows, sites, tables):
+    rng = np.random.default_rng(0)
+    site = np.arange(rows) % sites
+    x = rng.standard_normal((rows, 10)) + rng.standard_normal((sites, 10))[site]
+    age = rng.uniform(20, 80, rows)
+    ep.SiteHarmonizer().fit(x[:100], site=site[:100] % 2, covariates=age[:100])  # imports are not counted
+    tracemalloc.start()
+    ep.SiteHarmonizer().fit(x, site=site, covariates=age)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tables * x.nbytes
 
 
 def test_the_regression_is_that_of_a_design_matrix():

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.models.pieces import pieces, site_rows
+
 __all__ = ["Bend", "fit_bend", "no_bend"]
 
 FloatArray = NDArray[np.float64]
@@ -87,29 +89,36 @@ def fit_bend(
     p = residuals.shape[1]
     if wanted is False or n_sites < 2:
         return no_bend(n_sites, p)
-    scale = np.sqrt(np.maximum(np.average(residuals**2, axis=0, weights=weight), 1e-300))
-    cubes, people = _cubes(residuals / scale, site, weight, n_sites)
-    if wanted is None and not _held_out_agree(residuals / scale, site, weight, fold, n_sites):
+    squares = sum(weight[part] @ residuals[part] ** 2 for part in pieces(*residuals.shape))
+    scale = np.sqrt(np.maximum(squares / weight.sum(), 1e-300))
+    # A skewness does not depend on the scale, so residuals need not be divided by it.
+    own = site_rows(site, n_sites)
+    if wanted is None and not _held_out_agree(residuals, own, weight, fold):
         return no_bend(n_sites, p)
-    skewness, pooled = _shrunk(cubes, people)
+    skewness, pooled = _shrunk(*_cubes(residuals, own, weight))
     a = np.clip(skewness / 6, -LARGEST, LARGEST)
     # The variance of q − a (q² − 1) for a skewness of pooled + 6a and the tails of a Gaussian.
     variance = 1 - 2 * a * (pooled + 6 * a) + 2 * a**2
     return Bend(scale, a, 1 / np.sqrt(np.maximum(variance, 0.25)))
 
 
-def _cubes(q: FloatArray, site: IntArray, weight: FloatArray, n_sites: int) -> tuple[FloatArray, FloatArray]:
-    """Return each site's skewness of each feature, around its own mean and spread, and its people."""
-    skewness, people = np.zeros((n_sites, q.shape[1])), np.zeros(n_sites)
-    for s in range(n_sites):
-        own, w = q[site == s], weight[site == s]
-        people[s] = w.sum()
-        if len(own) < 3:
-            people[s] = 0.0
+def _cubes(r: FloatArray, own: list[IntArray], weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each site's skewness of each feature, around its own mean and spread, and its people.
+
+    ``own`` are the rows of each site. Some features at a time: a mean has to be known before a spread.
+    """
+    skewness, people = np.zeros((len(own), r.shape[1])), np.zeros(len(own))
+    for s, rows in enumerate(own):
+        if len(rows) < 3:
             continue
-        own = own - np.average(own, axis=0, weights=w)
-        own = own / np.maximum(np.sqrt(np.average(own**2, axis=0, weights=w)), 1e-9)
-        skewness[s] = np.average(np.clip(own, -CLIP, CLIP) ** 3, axis=0, weights=w)
+        w = weight[rows]
+        people[s] = w.sum()
+        for part in pieces(r.shape[1], len(rows)):
+            q = r[rows, part]
+            q -= w @ q / people[s]
+            q /= np.maximum(np.sqrt(w @ q**2 / people[s]), 1e-9)
+            np.clip(q, -CLIP, CLIP, out=q)
+            skewness[s, part] = w @ (q * q * q) / people[s]
     return skewness, people
 
 
@@ -124,7 +133,7 @@ def _shrunk(skewness: FloatArray, people: FloatArray) -> tuple[FloatArray, Float
     return apart * between / (between + error), pooled
 
 
-def _held_out_agree(q: FloatArray, site: IntArray, weight: FloatArray, fold: IntArray, n_sites: int) -> bool:
+def _held_out_agree(r: FloatArray, own: list[IntArray], weight: FloatArray, fold: IntArray) -> bool:
     """Say whether a site's skewness, learned from some of its people, foretells that of the others.
 
     The gain of each held-out part of a site is how much nearer its third moments are to what the others of
@@ -132,9 +141,8 @@ def _held_out_agree(q: FloatArray, site: IntArray, weight: FloatArray, fold: Int
     """
     gains = []
     for k in range(int(fold.max()) + 1):
-        fit, held = fold != k, fold == k
-        told, pooled = _shrunk(*_cubes(q[fit], site[fit], weight[fit], n_sites))
-        seen, people = _cubes(q[held], site[held], weight[held], n_sites)
+        told, pooled = _shrunk(*_cubes(r, [rows[fold[rows] != k] for rows in own], weight))
+        seen, people = _cubes(r, [rows[fold[rows] == k] for rows in own], weight)
         apart = seen - pooled
         gain = people * (apart**2 - (apart - told) ** 2).mean(axis=1)
         gains += gain[people > 0].tolist()

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models.encoding import covariate_frame, encode
+from equipool.models.pieces import pieces, site_rows
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
@@ -133,19 +134,19 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         frame = covariate_frame(covariates, len(array))
         rows = _mask(fit_on, len(array))
         frame, encoding = frame[rows], encode(frame[rows])
+        array = array if rows.all() else array[rows]
         inputs = Inputs.from_arrays(
-            X.loc[rows] if hasattr(X, "columns") else array[rows],
+            X.loc[rows] if hasattr(X, "columns") else array,
             site=np.zeros(int(rows.sum()), dtype=int) if site is None else _rows(site, rows, "site"),
             covariates=None if covariates is None else encoding.apart(frame),
             y=None if y is None else _rows(y, rows, "y"),
         )
-        array = array[rows]
         self._check(inputs, site_given=site is not None)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
         design = self._design(inputs, codes.astype(np.intp), None if subject is None else _who(subject, rows))
         self._standardise(array, design.weight)
-        self.support_ = _support(inputs, self.sites_)
+        self.support_ = _support(inputs, self.sites_, design.site)
         z = self._standardised(self._filled_at_fit(array, design))
         self.model_ = fit_site_model(z, design, mixing=self.mixing, bending=self.bending)
         self.site_effects_ = self._effects(inputs.feature_names)
@@ -194,9 +195,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _standardise(self, array: FloatArray, weight: FloatArray) -> None:
         """Learn each feature's mean and scale over people, and what of it is left alone."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # answered below
-            people = weight @ ~np.isnan(array)
-            mean = np.nansum(array * weight[:, None], axis=0) / people
-            deviation = np.sqrt(np.nansum((array - mean) ** 2 * weight[:, None], axis=0) / people)
+            people = _weighted_sum(~np.isnan(array), weight)
+            mean = _weighted_sum(array, weight) / people
+            deviation = np.sqrt(_weighted_sum(array, weight, mean) / people)
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(array.shape[1])])
         for wrong, why in (
             (np.isnan(mean), "has no value in any row"),
@@ -254,11 +255,16 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _learn_to_read(self, z: FloatArray, design: Design) -> None:
         """Learn to guess the covariates from features, for people who come without them."""
         self.readers_ = np.empty((2, z.shape[1] + 1, design.c.shape[1]))
-        for k, x in enumerate((z, z - self.model_.shift[design.site])):
-            columns = np.hstack([x, np.ones((len(x), 1))]) * np.sqrt(design.weight)[:, None]
-            penalty = np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9)
-            goal = design.c * np.sqrt(design.weight)[:, None]
-            self.readers_[k] = np.linalg.solve(columns.T @ columns + np.diag(penalty), columns.T @ goal)
+        penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
+        for k in range(2):
+            squares, goal = penalty, np.zeros(self.readers_.shape[1:])
+            for part in pieces(*z.shape):
+                x = z[part] - self.model_.shift[design.site[part]] if k else z[part]
+                columns = np.hstack([x, np.ones((len(x), 1))])
+                weighted = columns * design.weight[part, None]
+                squares = squares + weighted.T @ columns
+                goal += weighted.T @ design.c[part]
+            self.readers_[k] = np.linalg.solve(squares, goal)
 
     def _warn_of_small_sites(self) -> None:
         small = [str(self.sites_[s]) for s in np.flatnonzero(self.model_.people < 3)]
@@ -290,20 +296,22 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         codes = None if labels is None else self._codes(labels)
         c = self._covariates(covariates, z, codes)
         expected = model.expected(c)
+        empty = np.isnan(array)[:, self.moved_]
+        gaps = bool(empty.any())
         if codes is None:
             harmonized = self._weighted(z, expected)
         else:
-            measured = np.where(np.isnan(array)[:, self.moved_], np.nan, z)
+            measured = np.where(empty, np.nan, z) if gaps else z
             model, codes = self._with_new_sites(model, labels, codes, measured, expected)
             harmonized = self._harmonized(model, z, expected, codes)
-        empty = np.isnan(array)[:, self.moved_]
-        if empty.any():
+        if gaps:
             # What was not measured is what the covariates let expect.
             harmonized = np.where(empty, self._brought(model, np.zeros_like(z), expected), harmonized)
         result = x.copy()
         result[:, self.moved_] = self._in_units(harmonized)
         unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
-        return _like(X, np.where(unmoved, x, result))
+        np.copyto(result, x, where=unmoved)
+        return _like(X, result)
 
     def fit_transform(
         self,
@@ -370,11 +378,15 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return array
 
     def _standardised(self, x: FloatArray) -> FloatArray:
-        moved = self.moved_
-        return (x[:, moved] - self.feature_mean_[moved]) / self.feature_scale_[moved]
+        z: FloatArray = x[:, self.moved_]
+        z -= self.feature_mean_[self.moved_]
+        z /= self.feature_scale_[self.moved_]
+        return z
 
     def _in_units(self, z: FloatArray) -> FloatArray:
-        return z * self.feature_scale_[self.moved_] + self.feature_mean_[self.moved_]
+        x = z * self.feature_scale_[self.moved_]
+        x += self.feature_mean_[self.moved_]
+        return x
 
     def _codes(self, labels: NDArray[Any]) -> IntArray:
         """Return site numbers; −1 for a site that was not seen at fit, if that is allowed."""
@@ -443,9 +455,11 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self, model: SiteModel, z: FloatArray, expected: FloatArray, codes: IntArray
     ) -> FloatArray:
         result = z.copy()
-        for s in np.unique(codes[codes >= 0]):
-            rows = codes == s
-            result[rows] = self._brought(model, model.own(z[rows], expected[rows], int(s)), expected[rows])
+        # Sites that were not seen at fit are numbered −1, come first, and stay as they are.
+        for s, rows in enumerate(site_rows(codes + 1, len(model.shift) + 1)[1:]):
+            for part in pieces(len(rows), z.shape[1]):
+                some = rows[part]
+                result[some] = self._brought(model, model.own(z[some], expected[some], s), expected[some])
         return result
 
     def _brought(self, model: SiteModel, own: FloatArray, expected: FloatArray) -> FloatArray:
@@ -477,6 +491,15 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if self.reference_site is not None:
             alone |= codes == self._reference()
         return alone[:, None]
+
+
+def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | None = None) -> FloatArray:
+    """Add rows, or their squared distances from a point, up; what is missing counts nothing."""
+    total = np.zeros(array.shape[1])
+    for part in pieces(*array.shape):
+        values = array[part] if around is None else (array[part] - around) ** 2
+        total += weight[part] @ np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return total
 
 
 def _given_sites(site: Any, rows: int) -> NDArray[Any]:
@@ -562,16 +585,28 @@ def _target_columns(inputs: Inputs) -> FloatArray:
     return (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
 
 
-def _support(inputs: Inputs, sites: NDArray[Any]) -> pd.DataFrame:
+def _support(inputs: Inputs, sites: NDArray[Any], codes: IntArray) -> pd.DataFrame:
     """Say for each site and covariate how many of its people lie beyond all others, and how far."""
-    rows = []
+    own = site_rows(codes, len(sites))
+    found = []
     for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
-        for site in sites:
-            own, others = values[inputs.site == site], values[inputs.site != site]
-            low, high = (others.min(), others.max()) if len(others) else (-np.inf, np.inf)
-            beyond = np.maximum(np.maximum(low - own, own - high), 0.0)
-            rows.append((site, name, own.min(), own.max(), (beyond > 0).mean(), beyond.max()))
-    return pd.DataFrame(rows, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
+        lows, highs = (np.array([reach(values[rows]) for rows in own]) for reach in (np.min, np.max))
+        for site, rows, low, high in zip(
+            sites, own, _least_of_others(lows), -_least_of_others(-highs), strict=True
+        ):
+            beyond = np.maximum(np.maximum(low - values[rows], values[rows] - high), 0.0)
+            found.append(
+                (site, name, values[rows].min(), values[rows].max(), (beyond > 0).mean(), beyond.max())
+            )
+    return pd.DataFrame(found, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
+
+
+def _least_of_others(values: FloatArray) -> FloatArray:
+    """Return for each value the least of the others, −∞ where there are none."""
+    if len(values) < 2:
+        return np.full(len(values), -np.inf)
+    first, second = np.argsort(values)[:2]
+    return np.where(np.arange(len(values)) == first, values[second], values[first])
 
 
 def _like(X: Any, values: FloatArray) -> Any:

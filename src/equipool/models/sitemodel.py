@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.models.bend import Bend, fit_bend
+from equipool.models.pieces import gram, pieces, site_rows, site_sums
 from equipool.models.trend import Trend, fit_trend
 
 __all__ = ["Design", "SiteModel", "find_atoms", "fit_site_model"]
@@ -44,11 +45,17 @@ class Design:
     fold: IntArray
     n_sites: int
 
-    def rows(self, keep: NDArray[np.bool_]) -> Design:
-        """Select rows."""
-        return Design(
-            self.site[keep], self.c[keep], self.extra[keep], self.weight[keep], self.fold[keep], self.n_sites
-        )
+    @property
+    def everybody(self) -> IntArray:
+        """All rows."""
+        return np.arange(len(self.site))
+
+    def folds(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """Give the rows to fit on and the rows to judge by, of sites that were fitted."""
+        for fold in range(int(self.fold.max()) + 1):
+            fit = np.flatnonzero(self.fold != fold)
+            seen = np.bincount(self.site[fit], minlength=self.n_sites) > 0
+            yield fit, np.flatnonzero((self.fold == fold) & seen[self.site])
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,15 +219,16 @@ def fit_site_model(
         curvature = _choose_curvature(z, design, basis, bends)
     if gain is None:
         gain = _choose_gain(z, design, basis, bends, curvature)
-    fitted = _fit_mean(z, design, basis, bends, curvature, gain=gain)
+    fitted = _fit_mean(z, design, basis, bends, curvature, design.everybody, gain=gain)
     people = _people(design)
     shift = fitted.solution[: design.n_sites]
     free = max(people.sum() - len(fitted.solution), 1.0)
-    error = np.sqrt(np.outer(np.diag(fitted.inverse)[: design.n_sites], fitted.noise * people.sum() / free))
+    error = np.sqrt(np.outer(fitted.inverse, fitted.noise * people.sum() / free))
     centre = people @ shift / people.sum()
     between, shift = _shrink_shifts(shift - centre, error)
-    bend = fit_bend(fitted.residuals, design.site, design.weight, design.fold, design.n_sites, bending)
-    residuals = _straight(fitted.residuals, design, bend)
+    residuals = _residuals(z, design, basis, fitted)
+    bend = fit_bend(residuals, design.site, design.weight, design.fold, design.n_sites, bending)
+    residuals = _straight(residuals, design, bend)
     model = SiteModel(
         trend=trend,
         coefficients=fitted.solution[design.n_sites :][: len(trend.mean)],
@@ -248,7 +256,7 @@ def _straight(residuals: FloatArray, design: Design, bend: Bend) -> FloatArray:
     if not bend.amount.any():
         return residuals
     result = residuals.copy()
-    for s, (rows, _) in enumerate(_by_site(design)):
+    for s, rows in enumerate(site_rows(design.site, design.n_sites)):
         result[rows] = bend.straighten(residuals[rows], s)
     return result
 
@@ -265,14 +273,32 @@ def _beside(extra: FloatArray, basis: FloatArray, weight: FloatArray) -> FloatAr
 
 @dataclass(frozen=True, eq=False)
 class _Mean:
-    """A regression on sites and trend with the sites' spreads; residuals are in the pool's spread."""
+    """A regression on sites and trend, with the sites' spreads.
+
+    ``stretch`` is what sites were taken to stretch the trend by, ``None`` for nothing; ``squares`` are sums
+    of the squares of what is left, (sites, p).
+    """
 
     solution: FloatArray
-    inverse: FloatArray
+    inverse: FloatArray  # its diagonal, (sites,)
+    stretch: FloatArray | None
     spread: FloatArray
-    residuals: FloatArray
-    variance: FloatArray
-    noise: FloatArray
+    squares: FloatArray
+    people: FloatArray
+
+    @property
+    def variance(self) -> FloatArray:
+        """Of residuals in the pool's spread, (p,)."""
+        return self._mean_square(self.spread)
+
+    @property
+    def noise(self) -> FloatArray:
+        """Of what the regression leaves of the features that it was given, (p,)."""
+        return self._mean_square(np.ones_like(self.squares) if self.stretch is None else self.stretch)
+
+    def _mean_square(self, spread: FloatArray) -> FloatArray:
+        mean: FloatArray = (self.squares / spread**2).sum(axis=0) / self.people.sum()
+        return mean
 
 
 def _fit_mean(
@@ -281,21 +307,47 @@ def _fit_mean(
     basis: FloatArray,
     bends: NDArray[np.bool_],
     curvature: float,
+    rows: IntArray,
     *,
     gain: bool,
 ) -> _Mean:
     """Fit shifts, trend and spreads; with a gain in turns, since a spread then stretches the trend too."""
-    people, spread = _people(design), np.ones((design.n_sites, z.shape[1]))
-    for _ in range(4 if gain else 1):
-        y = z / spread[design.site] if gain else z
-        solution, inverse = _normal(y, design, basis, bends).solve(curvature)
-        residuals = y - solution[design.site] - basis @ solution[design.n_sites :]
-        seen = residuals * spread[design.site] if gain else residuals
-        spread = _spreads(seen, design, people)
-    noise = np.average(residuals**2, axis=0, weights=design.weight)
-    residuals = seen / spread[design.site]
-    variance = np.average(residuals**2, axis=0, weights=design.weight)
-    return _Mean(solution, inverse, spread, residuals, variance, noise)
+    people, spread = _people(design, rows), np.ones((design.n_sites, z.shape[1]))
+    for turn in range(4 if gain else 1):
+        stretch = spread if turn else None
+        solution, inverse = _normal(z, design, basis, bends, rows, stretch).solve(curvature)
+        squares = np.zeros((design.n_sites, z.shape[1]))
+        for some, missed in _missed(z, design, basis, solution, stretch, rows):
+            squares += site_sums(missed**2, design.site[some], design.n_sites, design.weight[some])
+        spread = _spreads(squares, people)
+    return _Mean(solution, inverse, stretch, spread, squares, people)
+
+
+def _missed(
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    solution: FloatArray,
+    stretch: FloatArray | None,
+    rows: IntArray,
+) -> Iterator[tuple[IntArray, FloatArray]]:
+    """Give rows and what sites and trend do not foretell of them, some rows at a time."""
+    for part in pieces(len(rows), z.shape[1]):
+        some = rows[part]
+        site = design.site[some]
+        told = basis[some] @ solution[design.n_sites :]
+        told += solution[site]
+        if stretch is not None:
+            told *= stretch[site]
+        yield some, z[some] - told
+
+
+def _residuals(z: FloatArray, design: Design, basis: FloatArray, mean: _Mean) -> FloatArray:
+    """Return what is left of all rows, in the pool's spread."""
+    result = np.empty_like(z)
+    for some, missed in _missed(z, design, basis, mean.solution, mean.stretch, design.everybody):
+        result[some] = missed / mean.spread[design.site[some]]
+    return result
 
 
 def _choose_gain(
@@ -309,15 +361,12 @@ def _choose_gain(
     if design.n_sites < 2 or not basis.shape[1] or int(design.fold.max()) < 1:
         return False
     cost = {True: 0.0, False: 0.0}
-    for fold in range(int(design.fold.max()) + 1):
-        fit = design.fold != fold
-        held = (design.fold == fold) & np.isin(design.site, np.unique(design.site[fit]))
-        site, weight = design.site[held], design.weight[held]
+    for fit, held in design.folds():
         for gain in cost:
-            mean = _fit_mean(z[fit], design.rows(fit), basis[fit], bends, curvature, gain=gain)
-            told = mean.solution[site] + basis[held] @ mean.solution[design.n_sites :]
-            missed = z[held] - (told * mean.spread[site] if gain else told)
-            cost[gain] += float(weight @ (missed**2).sum(axis=1))
+            mean = _fit_mean(z, design, basis, bends, curvature, fit, gain=gain)
+            stretch = mean.spread if gain else None
+            for some, missed in _missed(z, design, basis, mean.solution, stretch, held):
+                cost[gain] += float(design.weight[some] @ (missed**2).sum(axis=1))
     return cost[True] < cost[False]
 
 
@@ -355,8 +404,8 @@ def _with_mixing(model: SiteModel, residuals: FloatArray, design: Design, mixing
     if not np.isfinite(mixing):
         return model
     vectors, values = [], []
-    for s, (rows, weight) in enumerate(_by_site(design)):
-        v, d = _directions(white[rows], weight, model.people[s], mixing)
+    for s, rows in enumerate(site_rows(design.site, n_sites)):
+        v, d = _directions(white[rows], design.weight[rows], model.people[s], mixing)
         vectors.append(v)
         values.append(d)
     return replace(
@@ -374,10 +423,10 @@ def _roots(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     """Return the square root and its inverse of the residuals' covariance, shrunk to its diagonal."""
     from sklearn.covariance import ledoit_wolf_shrinkage
 
-    spread = np.sqrt(np.maximum(np.average(residuals**2, axis=0, weights=weight), 1e-12))
-    scaled = residuals / spread
-    alpha = max(float(ledoit_wolf_shrinkage(scaled, assume_centered=True)), 0.02)
-    correlation = (scaled * weight[:, None]).T @ scaled / weight.sum()
+    covariance = gram(residuals, residuals, weight) / weight.sum()
+    spread = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    alpha = max(float(ledoit_wolf_shrinkage(residuals / spread, assume_centered=True)), 0.02)
+    correlation = covariance / np.outer(spread, spread)
     correlation = (1 - alpha) * correlation + alpha * np.eye(len(spread))
     values, vectors = np.linalg.eigh(correlation)
     values = np.maximum(values, 1e-6)
@@ -413,19 +462,20 @@ def _choose_mixing(white: FloatArray, design: Design) -> float:
     """
     candidates = np.array([*MIXINGS, np.inf])
     total = np.zeros(len(candidates))
-    scaled, width = white * np.sqrt(design.weight)[:, None], white.shape[1]
-    for fold in range(int(design.fold.max()) + 1):
-        for s in range(design.n_sites):
-            own = design.site == s
-            fit, held = own & (design.fold != fold), own & (design.fold == fold)
-            people, judges = design.weight[fit].sum(), design.weight[held].sum()
+    width = white.shape[1]
+    for own in site_rows(design.site, design.n_sites):
+        rows, weight, fold = white[own], design.weight[own], design.fold[own]
+        rows *= np.sqrt(weight)[:, None]
+        for k in range(int(design.fold.max()) + 1):
+            fit, held = rows[fold != k], rows[fold == k]
+            people, judges = weight[fold != k].sum(), weight[fold == k].sum()
             if people < 2 or not judges:
                 continue
-            size, square, across = _traces(scaled[fit], scaled[held])
+            size, square, across = _traces(fit, held)
             share = people / (people + candidates)
             rest = 1 - share
             length = share**2 * square / people**2 + 2 * share * rest * size / people + rest**2 * width
-            total += judges * length - 2 * (share * across / people + rest * (scaled[held] ** 2).sum())
+            total += judges * length - 2 * (share * across / people + rest * (held**2).sum())
     best = total.min()
     if not total.any():
         return float(np.inf)  # nobody to judge by
@@ -454,32 +504,58 @@ def _gaussian(
 
 @dataclass(frozen=True, eq=False)
 class _Normal:
-    """The normal equations of sites and basis before any penalty: sums over people."""
+    """The normal equations of sites and basis before any penalty: sums over people.
 
-    matrix: FloatArray
-    right: FloatArray
-    people: float
+    People (sites,), sums of the basis (sites, q) and of the features (sites, p) by site; products of the
+    basis with itself (q, q) and with the features (q, p).
+    """
+
+    people: FloatArray
+    across: FloatArray
+    sums: FloatArray
+    inner: FloatArray
+    products: FloatArray
     bends: NDArray[np.bool_]
 
     def solve(self, curvature: float) -> tuple[FloatArray, FloatArray]:
-        """Return the coefficients by penalised least squares, and the inverse matrix."""
-        n_sites = len(self.matrix) - len(self.bends)
-        penalty = np.where(self.bends, curvature, 1e-9) * self.people
+        """Return the coefficients, sites first, by penalised least squares, and the sites' part of the error.
+
+        That is the diagonal of the inverse matrix. Everybody is at one site, so that block is diagonal and is
+        eliminated first: linear in sites.
+        """
+        penalty = np.where(self.bends, curvature, 1e-9) * self.people.sum()
         # A site without people, as may happen in a fold, has no shift.
-        empty = np.where(np.diag(self.matrix)[:n_sites] > 0, 0.0, 1e-9)
-        matrix = self.matrix + np.diag(np.concatenate([empty, penalty]))
-        inverse: FloatArray = np.linalg.inv(matrix).astype(np.float64)
-        return inverse @ self.right, inverse
+        people = np.where(self.people > 0, self.people, 1e-9)[:, None]
+        means = self.across / people
+        left = np.linalg.inv(self.inner + np.diag(penalty) - self.across.T @ means)
+        slopes = left @ (self.products - means.T @ self.sums)
+        shifts = self.sums / people - means @ slopes
+        return np.vstack([shifts, slopes]), 1 / people[:, 0] + ((means @ left) * means).sum(axis=1)
 
 
-def _normal(y: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> _Normal:
-    w, n_sites = design.weight, design.n_sites
-    weighted = basis * w[:, None]
-    cross = _sums(weighted, design.site, n_sites)
-    matrix = np.block([[np.diag(_people(design)), cross], [cross.T, basis.T @ weighted]])
-    seen = y if (w == 1).all() else y * w[:, None]
-    right = np.vstack([_sums(seen, design.site, n_sites), basis.T @ seen])
-    return _Normal(matrix, right, float(w.sum()), bends)
+def _normal(
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    bends: NDArray[np.bool_],
+    rows: IntArray,
+    stretch: FloatArray | None = None,
+) -> _Normal:
+    """Add up what the regression of z, or of z without what sites stretch, needs of these rows."""
+    n_sites, q, p = design.n_sites, basis.shape[1], z.shape[1]
+    across, sums, inner, products = (
+        np.zeros(shape) for shape in ((n_sites, q), (n_sites, p), (q, q), (q, p))
+    )
+    for part in pieces(len(rows), p):
+        some = rows[part]
+        site, w, columns = design.site[some], design.weight[some], basis[some]
+        y = z[some] if stretch is None else z[some] / stretch[site]
+        weighted = columns * w[:, None]
+        across += site_sums(columns, site, n_sites, w)
+        sums += site_sums(y, site, n_sites, w)
+        inner += weighted.T @ columns
+        products += weighted.T @ y
+    return _Normal(_people(design, rows), across, sums, inner, products, bends)
 
 
 def _choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> float:
@@ -487,15 +563,12 @@ def _choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: N
     if not bends.any() or int(design.fold.max()) < 1:
         return CURVATURES[-1]
     total = np.zeros(len(CURVATURES))
-    for fold in range(int(design.fold.max()) + 1):
-        fit = design.fold != fold
-        held = (design.fold == fold) & np.isin(design.site, np.unique(design.site[fit]))
-        normal = _normal(z[fit], design.rows(fit), basis[fit], bends)
-        target, columns, weight = z[held], basis[held], design.weight[held]
+    for fit, held in design.folds():
+        normal = _normal(z, design, basis, bends, fit)
         for k, curvature in enumerate(CURVATURES):
             solution, _ = normal.solve(curvature)
-            missed = target - solution[design.site[held]] - columns @ solution[design.n_sites :]
-            total[k] += float(weight @ (missed**2).sum(axis=1))
+            for some, missed in _missed(z, design, basis, solution, None, held):
+                total[k] += float(design.weight[some] @ (missed**2).sum(axis=1))
     return max(c for c, cost in zip(CURVATURES, total, strict=True) if cost <= PARSIMONY * total.min())
 
 
@@ -513,10 +586,12 @@ def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, Fl
     return between, shift * between / np.maximum(between + error**2, 1e-12)
 
 
-def _spreads(residuals: FloatArray, design: Design, people: FloatArray) -> FloatArray:
-    """Return each site's spread relative to the pool, shrunk towards 1; their mean over people is 1."""
-    variance = np.average(residuals**2, axis=0, weights=design.weight)
-    squares = _sums(residuals**2 * design.weight[:, None], design.site, design.n_sites)
+def _spreads(squares: FloatArray, people: FloatArray) -> FloatArray:
+    """Return each site's spread relative to the pool, shrunk towards 1; their mean over people is 1.
+
+    ``squares`` are each site's sums of squared residuals, (sites, p).
+    """
+    variance = squares.sum(axis=0) / people.sum()
     own = (squares + SPREAD_PEOPLE * variance) / (people[:, None] + SPREAD_PEOPLE)
     still = variance <= 1e-18
     spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, variance)))
@@ -524,22 +599,7 @@ def _spreads(residuals: FloatArray, design: Design, people: FloatArray) -> Float
     return result
 
 
-def _people(design: Design) -> FloatArray:
+def _people(design: Design, rows: IntArray | None = None) -> FloatArray:
     """Return how many people, not rows, each site has."""
-    return np.bincount(design.site, weights=design.weight, minlength=design.n_sites).astype(np.float64)
-
-
-def _sums(values: FloatArray, site: IntArray, n_sites: int) -> FloatArray:
-    """Add rows up by site."""
-    from scipy.sparse import csr_array
-
-    rows = np.arange(len(site))
-    member = csr_array((np.ones(len(site)), (site, rows)), shape=(n_sites, len(site)))
-    result: FloatArray = member @ values
-    return result
-
-
-def _by_site(design: Design) -> Iterator[tuple[IntArray, FloatArray]]:
-    for s in range(design.n_sites):
-        rows = np.flatnonzero(design.site == s)
-        yield rows, design.weight[rows]
+    site, weight = (design.site, design.weight) if rows is None else (design.site[rows], design.weight[rows])
+    return np.bincount(site, weights=weight, minlength=design.n_sites).astype(np.float64)
