@@ -28,6 +28,43 @@ def test_m_equals_the_double_loop(block, unbiased, monkeypatch):
     assert mmd_measure(z, site, unbiased=unbiased) == pytest.approx(naive_mmd(z, site, unbiased), abs=1e-12)
 
 
+def test_delta_eq_of_two_covariates_equals_the_double_loop(monkeypatch):
+    monkeypatch.setattr(metrics, "BLOCK", 7)
+    z, age, _ = codes()
+    c = np.column_stack([age, np.random.default_rng().permutation(age)])
+    scaled, rows = (c - c.min(axis=0)) / np.ptp(c, axis=0), normalise_rows(z)
+    pairs = [
+        np.linalg.norm(scaled[i] - scaled[j]) * ((rows[i] - rows[j]) ** 2).sum()
+        for i in range(len(z))
+        for j in range(len(z))
+        if i != j
+    ]
+    assert delta_eq(z, c) == pytest.approx(np.mean(pairs), rel=1e-10)
+
+
+def test_of_very_many_rows_a_sample_is_compared(monkeypatch):
+    rng = np.random.default_rng()
+    site = rng.integers(0, 3, 3000)
+    z = rng.normal(size=(len(site), 5)) + 0.6 * site[:, None] * np.arange(5)
+    age = rng.uniform(20, 80, (len(site), 2))
+    exact = mmd_measure(z, site), delta_eq(z, age), delta_eq(z, age[:, 0])
+    monkeypatch.setattr(metrics, "MOST", 600)
+    sampled = mmd_measure(z, site), delta_eq(z, age), delta_eq(z, age[:, 0])
+    assert sampled[:2] != exact[:2]
+    assert sampled[2] == exact[2]  # one covariate needs no sample
+    assert sampled == pytest.approx(exact, rel=0.25)
+    assert mmd_measure(z, site) == sampled[0]
+
+
+def test_a_sample_has_people_of_every_site(monkeypatch):
+    monkeypatch.setattr(metrics, "MOST", 600)
+    site = np.append(np.random.default_rng().integers(0, 3, 3000), [3] * 3)
+    some = metrics._sample(site)
+    assert 597 <= len(some) <= 602
+    assert len(set(some)) == len(some)
+    assert (np.bincount(site[some]) >= [150, 150, 150, 2]).all()
+
+
 def test_normalised_rows_lie_between_0_and_1_whatever_their_scale():
     z, *_ = codes()
     z[3] = 4.0

@@ -1,7 +1,9 @@
-"""ΔEq and M as the paper's text defines them, exact on any number of rows in bounded memory.
+"""ΔEq and M as the paper's text defines them, in bounded memory.
 
 Both take the row-wise normalisation z̃ of the paper's appendix. One kernel and one normalisation for all
-methods; nothing is sub-sampled.
+methods. ΔEq of one covariate is exact in linear time. M, and ΔEq of several covariates, compare all pairs:
+they are exact up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in proportion of the
+sites.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from equipool.exceptions import InputError
 __all__ = ["delta_eq", "mmd_measure", "normalise_rows"]
 
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
+MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
 
 
 def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
@@ -37,45 +40,70 @@ def delta_eq(tau: ArrayLike, covariate: ArrayLike) -> float:
     """ΔEq: the mean over all pairs of ``|c_i − c_j|`` ‖τ̃_i − τ̃_j‖².
 
     The paper sums over pairs; the mean does not grow with the number of people. Covariates are scaled to a
-    range of 1 here, so that the unit does not matter either. With several covariates, ``|·|`` is the length.
+    range of 1 here, so that the unit does not matter either. With several covariates, ``|·|`` is the length,
+    and of more than 20 000 rows as many are drawn.
     """
     vectors = torch.from_numpy(normalise_rows(tau))
     c = np.asarray(covariate, dtype=np.float64).reshape(len(vectors), -1)
     ages = torch.from_numpy((c - c.min(axis=0)) / np.where(np.ptp(c, axis=0) > 0, np.ptp(c, axis=0), 1))
     if len(vectors) < 2:
         raise InputError(f"ΔEq compares pairs; give at least 2 rows. Got {len(vectors)}.")
+    if c.shape[1] == 1:
+        return _one_by_one(vectors, ages[:, 0]) / (len(vectors) * (len(vectors) - 1))
+    some = _sample(np.zeros(len(vectors), dtype=np.intp))
+    vectors, ages = vectors[some], ages[some]
     total = 0.0
-    for a, b in _blocks(len(vectors)):
+    for a, b, times in _blocks(len(vectors)):
         distance = torch.cdist(vectors[a], vectors[b]).square()
-        total += (torch.cdist(ages[a], ages[b]) * distance).sum().item()
+        total += times * (torch.cdist(ages[a], ages[b]) * distance).sum().item()
     return total / (len(vectors) * (len(vectors) - 1))
+
+
+def _one_by_one(vectors: Tensor, age: Tensor) -> float:
+    """Return Σ_{i≠j} ``|c_i − c_j|`` ‖v_i − v_j‖² in one pass from the youngest to the oldest.
+
+    There c_j − c_i ≥ 0 for all that came before, and the product of that with s_i + s_j − 2 v_i·v_j, where s
+    are squared lengths, needs only sums over these: of 1, c, s, c·s, v and c·v.
+    """
+    order = torch.argsort(age)
+    centre = vectors.mean(dim=0)
+    before, total = torch.zeros(2, 2 + vectors.shape[1], dtype=vectors.dtype), 0.0
+    for some in order.split(BLOCK):
+        c, v = age[some].unsqueeze(1), vectors[some] - centre
+        known = torch.cat([torch.ones_like(c), v.square().sum(dim=1, keepdim=True), v], dim=1)
+        sums = torch.stack([known, c * known]).cumsum(dim=1) + before.unsqueeze(1)
+        moved = c * sums[0] - sums[1]  # Σ_i (c_j − c_i)(1, s_i, v_i)
+        total += (known[:, 1] @ moved[:, 0] + moved[:, 1].sum() - 2 * (v * moved[:, 2:]).sum()).item()
+        before = sums[:, -1]
+    return 2 * total
 
 
 def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> float:
     """M: the squared MMD of equation (7) between sites, averaged over pairs of sites.
 
     The kernel is exp(−6‖z̃ − z̃'‖²/n) on rows normalised to [0, 1]: n/6 is the expected squared distance of two
-    points of the unit cube, so the width needs no choice and is the same for all methods. ``unbiased`` leaves
+    points of the unit cube, so the width needs no choice and is the same for all methods. All pairs are
+    compared; of more than 20 000 rows as many are drawn, at least 2 of each site. ``unbiased`` leaves
     a person's distance to itself out, so that M is 0 on average where sites do not differ, however few people
     they have, and may come out slightly negative; the V-statistic (``unbiased=False``) adds about
     1/people of the smallest site, more for codes that spread.
     """
-    rows = torch.from_numpy(normalise_rows(z))
     names, codes = np.unique(np.asarray(site).astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError(f"M compares sites; give at least 2. Got {len(names)}.")
-    membership = torch.zeros(len(rows), len(names), dtype=torch.float64)
-    membership[torch.arange(len(rows)), torch.from_numpy(codes)] = 1
-    sizes = membership.sum(dim=0)
-    gram = torch.zeros(len(names), len(names), dtype=torch.float64)
-    for a, b in _blocks(len(rows)):
-        gram += membership[a].mT @ _kernel(rows[a], rows[b]) @ membership[b]
+    some = _sample(codes)
+    rows, member = torch.from_numpy(normalise_rows(np.asarray(z)[some])), torch.from_numpy(codes[some])
+    count = len(names)
+    sizes = torch.bincount(member, minlength=count).to(torch.float64)
+    gram = torch.zeros(count, count, dtype=torch.float64)
+    for a, b, times in _blocks(len(rows)):
+        by_site = _sums(_sums(_kernel(rows[a], rows[b]), member[a], count).mT, member[b], count).mT
+        gram += by_site if times == 1 else by_site + by_site.mT
     within = gram.diagonal() / sizes**2
     if unbiased:
         # k(z, z) = 1 for each person; a site of one person has nobody to compare it with.
         within = torch.where(sizes > 1, (gram.diagonal() - sizes) / (sizes * (sizes - 1)), 1.0)
     between = gram / torch.outer(sizes, sizes)
-    count = len(names)
     total = (count - 1) * within.sum() - (between.sum() - between.diagonal().sum())
     return (total / (count * (count - 1) / 2)).item()
 
@@ -84,6 +112,25 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
     return torch.exp(-6 / a.shape[1] * torch.cdist(a, b).square())
 
 
-def _blocks(rows: int) -> list[tuple[slice, slice]]:
+def _sums(values: Tensor, site: Tensor, count: int) -> Tensor:
+    """Add rows up by site."""
+    return values.new_zeros(count, values.shape[1]).index_add_(0, site, values)
+
+
+def _blocks(rows: int) -> list[tuple[slice, slice, int]]:
+    """Return blocks of pairs and how often each counts: pairs (i, j) and (j, i) are the same."""
     starts = range(0, rows, BLOCK)
-    return [(slice(a, a + BLOCK), slice(b, b + BLOCK)) for a in starts for b in starts]
+    parts = [slice(start, start + BLOCK) for start in starts]
+    return [(a, b, 1 if a is b else 2) for k, a in enumerate(parts) for b in parts[k:]]
+
+
+def _sample(codes: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows whose pairs are compared: all, or ``MOST``, of each site its share and at least 2."""
+    if len(codes) <= MOST:
+        return np.arange(len(codes))
+    shuffled = np.random.default_rng(0).permutation(len(codes))
+    order = shuffled[np.argsort(codes[shuffled], kind="stable")]
+    counts = np.bincount(codes)
+    place = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the site
+    share = np.maximum(counts * MOST // len(codes), 2)
+    return np.sort(order[place < np.repeat(share, counts)])

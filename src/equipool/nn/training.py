@@ -52,10 +52,9 @@ def site_batches(
     # The k-th of a site's m rows belongs at (k + jitter) / m of the epoch.
     position = (within + torch.rand(rows, generator=generator)) / counts[site[order]]
     spread = order[torch.argsort(position)]
-    present = torch.nonzero(counts).flatten()
     for batch in spread.split(batch_size):
         have = torch.bincount(site[batch], minlength=len(counts))
-        short = [s for s in present.tolist() if have[s] < at_least]
+        short = torch.nonzero((counts > 0) & (have < at_least)).flatten().tolist()
         extra = [
             order[first[s] + torch.randint(int(counts[s]), (at_least - int(have[s]),), generator=generator)]
             for s in short
