@@ -61,6 +61,28 @@ def test_a_hundred_steps_end_with_the_same_parameters(runs):
         np.testing.assert_array_equal(found["1-of-2"][name], found["0-of-2"][name])
 
 
+def test_pairs_that_are_shared_out_have_the_same_median(runs):
+    found, _ = runs
+    for name in (name for name in found["0-of-1"].files if name.startswith("median")):
+        for process in ("0-of-2", "1-of-2"):
+            assert found[process][name] == found["0-of-1"][name]
+
+
+def test_closed_forms_of_volumes_are_shared_out(runs):
+    found, _ = runs
+    names = [name for name in found["0-of-1"].files if name.startswith("closed form")]
+    assert len(names) > 10
+    for name in names:
+        # Directions and axes are given up to their sign; what is made of them is not.
+        given = np.abs(found["0-of-1"][name]) if "directions" in name else found["0-of-1"][name]
+        other = np.abs(found["0-of-2"][name]) if "directions" in name else found["0-of-2"][name]
+        np.testing.assert_allclose(other, given, rtol=1e-6, atol=1e-6 * np.abs(given).max())
+        np.testing.assert_array_equal(found["1-of-2"][name], found["0-of-2"][name])
+    read = [int(found[f"{k}-of-2"][f"scans read by {k}"]) for k in range(2)]
+    assert sum(read) == int(found["0-of-1"]["scans read by 0"])
+    assert max(read) < 0.75 * sum(read)
+
+
 def test_one_of_them_writes_the_model(runs):
     _, out = runs
     pool = ep.simulate_table(overlap=0.5, people=150, features=12).pool

@@ -9,7 +9,10 @@ from torch import nn
 
 import equipool as ep
 from equipool import models
+from equipool.data.images import Volumes
 from equipool.groups import CovariateAction
+from equipool.models.rows import voxel_scales
+from equipool.models.volumes import fit_volume_sites
 from equipool.nn import (
     correlation_loss,
     distributed,
@@ -31,9 +34,12 @@ ESTIMATORS = {
 }
 
 
+SITE = torch.arange(9) % 4  # the last process of two has none of site 0 if shared out by halves
+
+
 def losses():
     """Yield each loss by name, as a function of codes and what is known of people."""
-    site = torch.arange(9) % 4  # the last process of two has none of site 0 if shared out by halves
+    site = SITE
     c = torch.linspace(-1, 1, 9).unsqueeze(1)
     group, partner, y = torch.arange(9) % 2, torch.tensor([1, 2, 3, -1, 5, 6, 7, 8, 0]), torch.arange(9) % 3
     yield "equation (4)", lambda z: equivariance_loss(z, c, CovariateAction.spread(6))
@@ -72,11 +78,48 @@ def volume_step():
     return torch.cat([value.detach().view(1), *gradients, *running])
 
 
+def medians(rank, size):
+    """Return medians of numbers that are shared out, as torch would give them of all."""
+    found = {}
+    for k, count in enumerate((1, 2, 7, 100)):
+        numbers = torch.rand(count, generator=torch.Generator().manual_seed(k)) * 10.0 ** (k - 1)
+        with distributed.sharded(9):
+            found[f"median of {count}"] = distributed.Pairs(9).median(numbers[rank::size]).numpy()
+    return found
+
+
+def closed_form(rank):
+    """Return what is learned of sites' volumes before training, and how many scans this process has read."""
+    rng = np.random.default_rng(5)
+    people, mask = 70, np.zeros((8, 9, 7), dtype=bool)
+    mask[1:7, 1:8, 1:6] = True
+    site, age = np.arange(people) % 2, rng.uniform(-1, 1, people)
+    images = 200 + 9 * rng.normal(size=(people, *mask.shape)) + (5 * age + 20 * site)[:, None, None, None]
+    volumes = Volumes.from_array(images, np.diag([4.0, 4, 4, 1]), mask)
+    read, seen = Volumes.read, []
+    Volumes.read = lambda self, rows=slice(None): seen.append(len(found := read(self, rows))) or found
+    sites = fit_volume_sites(volumes, age[:, None], site, np.empty((people, 0)))
+    found = {f"closed form: {name}": np.asarray(value) for name, value in vars(sites).items()}
+    found["closed form: voxels"] = np.stack(voxel_scales(volumes, sites.without_site))
+    Volumes.read = read
+    return found | {f"scans read by {rank}": np.array(sum(seen))}
+
+
 def main(out):
     torch.set_num_threads(1)
     rank, size = distributed.start()
     found = {f"loss {name}": one_step(loss).numpy() for name, loss in losses()}
+    distributed.SHARED_PAIRS = 2
+    found |= {
+        f"loss {name}, pairs shared out": one_step(loss).numpy() for name, loss in losses() if "mmd" in name
+    }
+    found["loss where most are alike"] = one_step(
+        lambda z: mmd(z * (torch.arange(9) > 6)[:, None], SITE)
+    ).numpy()
+    found |= medians(rank, size)
+    distributed.SHARED_PAIRS = 1024
     found["loss of volumes"] = volume_step().numpy()
+    found |= closed_form(rank)
     pool = ep.simulate_table(overlap=0.5, people=150, features=12).pool
     for name, estimator in ESTIMATORS.items():
         estimator.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)

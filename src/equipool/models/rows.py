@@ -199,12 +199,16 @@ def even(rows: NDArray[np.floating]) -> FloatArray:
 
 
 def voxel_scales(volumes: Volumes, evened: Evening) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation of each voxel over people, scans evened out, read in blocks."""
+    """Return mean and standard deviation of each voxel over people, scans evened out, read in blocks.
+
+    Several processes share the blocks out.
+    """
     total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
-    for rows in volumes.blocks(BLOCK):
-        values = evened(rows)
+    for start in distributed.turns(range(0, len(volumes), BLOCK)):
+        values = evened(volumes.read(slice(start, start + BLOCK)))
         total += values.sum(axis=0)
         squares += (values**2).sum(axis=0)
+    total, squares = distributed.summed(total), distributed.summed(squares)
     mean = total / len(volumes)
     return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from equipool.data.images import Volumes
 from equipool.exceptions import InputError
+from equipool.nn import distributed
 
 __all__ = ["Box", "VolumeSites", "fit_volume_sites", "gains", "mean_volume"]
 
@@ -195,7 +196,7 @@ def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in eight passes over the volumes.
+    """Fit in eight passes over the volumes; several processes share each pass out.
 
     Parameters
     ----------
@@ -231,8 +232,10 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
             yield part, np.where(rows == 0, design[part] @ solution, normal) if fitted else normal
 
     for _ in range(2):
-        moments = sum(design[part].T @ rows for part, rows in at_gain_one())
-        solution, fitted = np.linalg.solve(normal_matrix, moments), True
+        moments = np.zeros_like(solution)
+        for part, rows in at_gain_one():
+            moments += design[part].T @ rows
+        solution, fitted = np.linalg.solve(normal_matrix, distributed.summed(moments)), True
 
     def residuals() -> Iterator[tuple[slice, FloatArray]]:
         for part, rows in at_gain_one():
@@ -248,12 +251,13 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     squares = np.zeros((count, volumes.shape[1]))
     for part, rows in quiet():
         squares += dummies[part].T @ rows**2
+    squares = distributed.summed(squares)
     pooled = squares.sum(axis=0) / len(c)
     own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
     still = pooled <= 1e-12
     spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
     directions, mixing = _matched(
-        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet()), dummies
+        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet()), dummies, volumes.shape[1]
     )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
@@ -285,7 +289,9 @@ def _discriminant(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return what :meth:`VolumeSites.posterior` reads the site by: axes, places and precision."""
     axes = shift / np.maximum(variance, 1e-3 * variance.mean() + 1e-300) / np.sqrt(len(variance))
-    away = np.vstack([(rows - centre) @ axes.T for _, rows in scans()])
+    away = _of_everybody(
+        ((part, (rows - centre) @ axes.T) for part, rows in scans()), len(dummies), len(axes)
+    )
     places = (dummies.T @ away) / dummies.sum(axis=0)[:, None]
     within = away - dummies @ places
     covariance = within.T @ within / len(away)
@@ -302,11 +308,13 @@ def _kept_detail(
     The noise of a site is read where the finest pattern varies least between people (after Donoho, who reads
     it from the finest wavelets).
     """
-    finest: FloatArray = np.zeros((dummies.shape[1], 1))
-    details = finest
+    voxels = int(box.mask.sum())
+    finest = np.zeros((dummies.shape[1], box.finest(np.zeros((1, voxels))).shape[1]))
+    details = np.zeros((dummies.shape[1], voxels))
     for part, rows in residuals():
-        finest = finest + dummies[part].T @ box.finest(rows) ** 2
-        details = details + dummies[part].T @ (rows - box.smooth(rows)) ** 2
+        finest += dummies[part].T @ box.finest(rows) ** 2
+        details += dummies[part].T @ (rows - box.smooth(rows)) ** 2
+    finest, details = distributed.summed(finest), distributed.summed(details)
     people = np.maximum(dummies.sum(axis=0), 1.0)[:, None]
     # A mask so thin that no two voxels lie side by side in all directions tells nothing of the noise.
     seen = finest / people if finest.shape[1] else np.zeros((len(people), 1))
@@ -318,8 +326,16 @@ def _kept_detail(
     return np.sqrt(variance[:, 0]), share
 
 
+def _of_everybody(parts: Iterator[tuple[slice, FloatArray]], people: int, width: int) -> FloatArray:
+    """Return the rows of all people, of which each process has some parts."""
+    rows = np.zeros((people, width))
+    for part, values in parts:
+        rows[part] = values
+    return distributed.summed(rows)
+
+
 def _matched(
-    owns: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray
+    owns: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray, n_voxels: int
 ) -> tuple[FloatArray, FloatArray]:
     """Return the directions of greatest variance, and for each site what makes its covariance the pool's.
 
@@ -327,13 +343,18 @@ def _matched(
     then vary more.
     """
     some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
-    chosen = [own[np.isin(np.arange(part.start, part.stop), some)].astype(np.float32) for part, own in owns()]
-    rows = np.vstack(chosen)
+    rows = np.zeros((len(some), n_voxels), dtype=np.float32)
+    for part, own in owns():
+        inside = (some >= part.start) & (some < part.stop)
+        rows[inside] = own[some[inside] - part.start]
+    rows = distributed.summed(rows)
     values, vectors = np.linalg.eigh(_inner_products(rows))
     top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
     directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
-    del rows, chosen
-    scores = np.vstack([own @ directions.T for _, own in owns()])
+    del rows
+    scores = _of_everybody(
+        ((part, own @ directions.T) for part, own in owns()), len(dummies), len(directions)
+    )
     pooled = scores.T @ scores / len(scores)
     white = scores @ _power(pooled, -0.5)
     # A covariance has as many directions as it has to know from the site's people: each is worth one more.
@@ -365,24 +386,29 @@ def _power(matrix: FloatArray, exponent: float) -> FloatArray:
 
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
     """Return the mean of scans whose bright end is 1, cut-off voxels left out, and their brightness."""
-    total, measured, logs = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1]), 0.0
+    total, measured = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
+    logs, dark = np.zeros(1), np.zeros(1)
     for _, rows in _blocks(volumes):
         # The bright end of a scan, where even scans with a mean of 0 are far from it.
         bright = np.quantile(rows, BRIGHT, axis=1)
-        if (bright <= 0).any():
-            raise InputError(
-                "A scan is 0 or below in almost all of the brain, so its gain cannot be told; give images "
-                "whose brain is brighter than its surroundings."
-            )
+        dark += (bright <= 0).sum()
+        bright = np.where(bright > 0, bright, 1.0)
         total += (rows / bright[:, None]).sum(axis=0)
         measured += (rows != 0).sum(axis=0)
-        logs += float(np.log(bright).sum())
-    return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs / len(volumes)))
+        logs += np.log(bright).sum()
+    if distributed.summed(dark)[0]:  # seen by all processes, or some would wait for the others
+        raise InputError(
+            "A scan is 0 or below in almost all of the brain, so its gain cannot be told; give images "
+            "whose brain is brighter than its surroundings."
+        )
+    total, measured, logs = (distributed.summed(values) for values in (total, measured, logs))
+    return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs[0] / len(volumes)))
 
 
 def _blocks(volumes: Volumes) -> Iterator[tuple[int, FloatArray]]:
-    for k, rows in enumerate(volumes.blocks(BLOCK)):
-        yield k * BLOCK, rows.astype(np.float64)
+    """Give this process's blocks of volumes and where they start."""
+    for start in distributed.turns(range(0, len(volumes), BLOCK)):
+        yield start, volumes.read(slice(start, start + BLOCK)).astype(np.float64)
 
 
 def _powers(c: FloatArray, square_means: FloatArray) -> FloatArray:

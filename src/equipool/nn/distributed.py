@@ -14,15 +14,19 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as processes
 
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
 __all__ = [
+    "Pairs",
     "agree",
     "average",
     "average_gradients",
@@ -36,12 +40,17 @@ __all__ = [
     "sharded",
     "share",
     "start",
+    "summed",
     "synchronise",
     "total",
+    "turns",
     "world",
 ]
 
+Number = TypeVar("Number", np.float32, np.float64)
+
 LEAST = 2  # rows of a process: batch normalisation needs two
+SHARED_PAIRS = 1024  # rows from which on the pairs of a batch are shared out too
 
 _parts: tuple[int, ...] = ()  # rows of each process in the batch that is being computed; none outside of one
 
@@ -163,6 +172,88 @@ def batch_rows(rows: int) -> int:
     return sum(_parts) or rows
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """How the pairs of rows that all processes have are shared out: each takes some rows, with all others.
+
+    Between :meth:`known` and :meth:`summed` processes compute different things; before and after, the same.
+    In one process, and for few rows, where messages would take longer, all pairs are everybody's.
+    """
+
+    rows: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether each process takes a part."""
+        return bool(_parts) and self.rows >= SHARED_PAIRS
+
+    @property
+    def own(self) -> slice:
+        """The rows that this process takes."""
+        rank, size = world()
+        return slice(self.rows * rank // size, self.rows * (rank + 1) // size) if self.shared else slice(None)
+
+    def known(self, x: Tensor) -> Tensor:
+        """Return the rows, to which all processes' gradients go."""
+        whole: Tensor = _Shared.apply(x) if self.shared else x  # type: ignore[no-untyped-call]
+        return whole
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Return the sum of what each process computed."""
+        whole: Tensor = _AddUp.apply(x) if self.shared else x  # type: ignore[no-untyped-call]
+        return whole
+
+    def median(self, x: Tensor) -> Tensor:
+        """Return the median of all processes' numbers, from 0 upwards; of two the lower, of none 1.
+
+        By halving, since numbers from 0 upwards are ordered as their bits are.
+        """
+        if not self.shared:
+            return x.median() if x.numel() else x.new_ones(())
+        bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()])
+        count, high = torch.tensor([x.numel()]), torch.tensor([int(bits.max()) if x.numel() else -1])
+        count, high = count.to(x.device), high.to(x.device)
+        processes.all_reduce(count)
+        processes.all_reduce(high, processes.ReduceOp.MAX)
+        if not count:
+            return x.new_ones(())
+        below, above = -1, int(high)
+        while above - below > 1:
+            middle = (below + above) // 2
+            found = (bits <= middle).sum()
+            processes.all_reduce(found)
+            below, above = (below, middle) if 2 * found > count - 1 else (middle, above)
+        return torch.tensor(above, dtype=bits.dtype, device=x.device).view(x.dtype)
+
+
+class _Shared(torch.autograd.Function):
+    """Nothing forwards; backwards, what the processes' parts say is added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].clone()
+        processes.all_reduce(summed)
+        return summed
+
+
+class _AddUp(torch.autograd.Function):
+    """The sum; backwards nothing, since all processes have the same loss of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        summed = x.clone()
+        processes.all_reduce(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
 def total(x: Tensor) -> Tensor:
     """Return the sum over processes of what each has of its own rows; gradients are summed likewise."""
     if not _parts:
@@ -237,6 +328,22 @@ def synchronise(module: nn.Module) -> None:
                 buffer.div_(size)
     for tensor in (*module.parameters(), *module.buffers()):
         processes.broadcast(tensor.data, 0)
+
+
+def turns(work: range) -> range:
+    """Return this process's part of work that is shared out in turns: everything, if it is alone."""
+    rank, size = world()
+    return work[rank::size]
+
+
+def summed(array: NDArray[Number]) -> NDArray[Number]:
+    """Return the sum of the processes' arrays: the same in all of them."""
+    if world()[1] == 1:
+        return array
+    tensor = torch.from_numpy(array).to(device())
+    processes.all_reduce(tensor)
+    result: NDArray[Number] = tensor.cpu().numpy()
+    return result
 
 
 def agree(value: float) -> float:

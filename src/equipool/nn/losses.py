@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction
+from equipool.nn import distributed
 
 __all__ = [
     "correlation_loss",
@@ -151,16 +152,17 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
     ‖μ_s − μ_t‖²_H as a V-statistic with a sum of Gaussian kernels exp(−d²/(a·m)), m the median squared
     distance in the batch (no gradient goes through it) and a the ``scales``. O(N²) in the batch.
     """
-    squared = torch.cdist(z, z).square()
-    median = squared.detach().median()
+    pairs = distributed.Pairs(len(z))
+    everybody = pairs.known(z)
+    squared = torch.cdist(everybody[pairs.own], everybody).square()
+    median = pairs.median(squared.detach())
     if median == 0:
         # Two people, or many with the same code: take the distances that are there.
-        apart = squared.detach()[squared.detach() > 0]
-        median = apart.median() if len(apart) else torch.ones_like(median)
+        median = pairs.median(squared.detach()[squared.detach() > 0])
     kernel = torch.stack([torch.exp(-squared / (a * median)) for a in scales]).mean(dim=0)
     membership = nn.functional.one_hot(torch.unique(site, return_inverse=True)[1]).to(z.dtype)
     mean = membership / membership.sum(dim=0)
-    gram = mean.mT @ kernel @ mean  # inner products of the sites' mean embeddings
+    gram = pairs.summed(mean[pairs.own].mT @ kernel @ mean)  # inner products of the sites' mean embeddings
     count = len(gram)
     if count < 2:
         return z.sum() * 0
