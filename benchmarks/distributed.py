@@ -32,18 +32,28 @@ CASES = {
     "volumes, components": ("EquivariantPooler", {"encoder": "components", "batch_size": 16}, "volumes"),
     "volumes, resnet": ("EquivariantPooler", {"encoder": "resnet", "batch_size": 16}, "volumes"),
 }
+# What is timed: rows of a table are three times the people, volumes are 64.
+SPEED = {
+    "table, batches of 512": ({"batch_size": 512}, "class", {"people": 7000, "steps": 40}),
+    "table, batches of 4096": ({"batch_size": 4096}, "class", {"people": 7000, "steps": 6}),
+    "resnet, 8 mm, batches of 32": ({"batch_size": 32}, "volumes", {"resolution": 8.0, "steps": 20}),
+    "resnet, 4 mm, batches of 32": ({"batch_size": 32}, "volumes", {"resolution": 4.0, "steps": 10}),
+}
+CASES_TIMED = {name: ("EquivariantPooler", settings, data) for name, (settings, data, _) in SPEED.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("agree", "speed", "worker"))
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--cases", nargs="+")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--people", type=int, default=200)
     parser.add_argument("--resolution", type=float, default=8.0, help="mm, of the volumes")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each stage")
     parser.add_argument("--nudged", action="store_true", help="features changed in float32's last bit")
+    parser.add_argument("--double", action="store_true", help="train in float64")
     arguments = parser.parse_args()
+    arguments.cases = arguments.cases or list(SPEED if arguments.what == "speed" else CASES)
     if arguments.what == "worker":
         worker(arguments)
     elif arguments.what == "agree":
@@ -58,6 +68,7 @@ def launch(count: int, out: Path, arguments: argparse.Namespace, cases: list[str
     own += ["--people", str(arguments.people), "--steps", str(arguments.steps)]
     own += ["--resolution", str(arguments.resolution)]
     own += ["--nudged"] if arguments.nudged else []
+    own += ["--double"] if arguments.double else []
     run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *run, *own], check=True, env=environment, stderr=subprocess.DEVNULL)
@@ -73,9 +84,11 @@ def worker(arguments: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     distributed.start()
+    if arguments.double:
+        train_in_double()
     found: dict[str, np.ndarray] = {}
     for case in arguments.cases:
-        kind, settings, data = CASES[case]
+        kind, settings, data = (CASES | CASES_TIMED)[case]
         X, y, labels = pool_of(data, arguments.people, arguments.resolution)
         if arguments.nudged:
             X = nudged(X)
@@ -117,6 +130,35 @@ def nudged(X):
     return X
 
 
+def train_in_double() -> None:
+    """Let everything train in float64, where rounding is a billion times smaller."""
+    import torch
+
+    from equipool.models.base import PoolingEstimator
+    from equipool.models.rows import ScaledVolumes, TrainingData
+    from equipool.nn.volumes import SingleModule, VolumeDecoder, VolumeEncoder
+
+    torch.set_default_dtype(torch.float64)
+    prepare, read = PoolingEstimator._prepare, ScaledVolumes.tensor
+
+    def prepared(self, *given):
+        data = prepare(self, *given)
+        x = data.x.double() if isinstance(data.x, torch.Tensor) else data.x
+        y = data.y.double() if data.y is not None and data.y.is_floating_point() else data.y
+        return TrainingData(x, y, data.site, data.c.double())
+
+    def encoded(self, rows):
+        box = rows.new_zeros(len(rows), int(np.prod(self.shape)))
+        box[:, self.voxels] = rows
+        return self.body(box.view(len(rows), 1, *self.shape))
+
+    PoolingEstimator._prepare = prepared
+    SingleModule._apply = torch.nn.Module._apply
+    ScaledVolumes.tensor = lambda rows: read(rows).double()
+    VolumeEncoder.forward = encoded
+    VolumeDecoder.forward = lambda self, latent: self.body(latent)
+
+
 def same_in_all(found: dict[str, np.ndarray], distributed) -> None:
     """Fail where a process has other parameters than the first."""
     for name, value in found.items():
@@ -131,7 +173,7 @@ def pool_of(data: str, people: int, resolution: float):
     if data == "volumes":
         from equipool.data.brains import custom_cohort, simulate_brains
 
-        folder = Path(os.environ["EQUIPOOL_CACHE"]) / "brains"
+        folder = Path(os.environ["EQUIPOOL_CACHE"]) / f"brains-{resolution}"
         if not folder.is_dir():  # in the first run, which is one process
             brains = simulate_brains(custom_cohort([20, 20], [12, 12]), resolution=resolution)
             list(brains.write(folder))
@@ -145,21 +187,29 @@ def pool_of(data: str, people: int, resolution: float):
 def agree(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as work:
         os.environ["EQUIPOOL_CACHE"] = work
-        one, two = (launch(n, Path(work) / f"{n}.npz", arguments, arguments.cases) for n in (1, 2))
+
+        def run(count: int, **how: bool) -> dict[str, np.ndarray]:
+            changed = argparse.Namespace(**{**vars(arguments), **how})
+            return launch(count, Path(work) / "found.npz", changed, arguments.cases)
+
+        one, two = run(1), run(2)
         # How far one process is from itself when float32 rounds a little otherwise.
-        arguments.nudged = True
-        again = launch(1, Path(work) / "again.npz", arguments, arguments.cases)
-    print("| estimator | terms | loss, relative | parameter | parameter, one process, X nudged |")
-    print("|---|---|---|---|---|")
+        again = run(1, nudged=True)
+        exact, exact_two = run(1, double=True), run(2, double=True)
+    print(
+        "| estimator | terms | loss, relative | parameter | parameter, one process, X nudged | in float64 |"
+    )
+    print("|---|---|---|---|---|---|")
     for case in arguments.cases:
         terms = [name for name in one if name.startswith(f"{case}|loss|")]
-        pairs = [(one[name], two[name]) for name in terms]
+        pairs = [(one[name], two[name]) for name in terms]  # early stopping may fall on another epoch
         off = max(np.abs(a[: len(b)] / b[: len(a)] - 1).max() for a, b in pairs)
-        names = ", ".join(name.split("|")[2] for name in terms)
         name = f"{case}|parameters"
-        apart = np.abs(one[name] - two[name]).max()
-        own = np.abs(one[name] - again[name]).max()
-        print(f"| {case} | {names} | {off:.1e} | {apart:.1e} | {own:.1e} |")
+        apart, own, in_double = (
+            np.abs(a[name] - b[name]).max() for a, b in ((one, two), (one, again), (exact, exact_two))
+        )
+        names = ", ".join(name.split("|")[2] for name in terms)
+        print(f"| {case} | {names} | {off:.1e} | {apart:.1e} | {own:.1e} | {in_double:.1e} |", flush=True)
 
 
 def speed(arguments: argparse.Namespace) -> None:
@@ -168,7 +218,9 @@ def speed(arguments: argparse.Namespace) -> None:
         print("| estimator | one process: s, CPU s | two: s, CPU s of each | wall | CPU |")
         print("|---|---|---|---|---|")
         for case in arguments.cases:
-            one, two = (launch(n, Path(work) / f"{n}.npz", arguments, [case]) for n in (1, 2))
+            sized = argparse.Namespace(**{**vars(arguments), **SPEED[case][2]})
+            launch(1, Path(work) / "warm.npz", argparse.Namespace(**{**vars(sized), "steps": 1}), [case])
+            one, two = (launch(n, Path(work) / f"{n}.npz", sized, [case]) for n in (1, 2))
             a, b = one[f"{case}|seconds"], two[f"{case}|seconds"]
             print(f"| {case} | {a[0]:.1f}, {a[1]:.1f} | {b[0]:.1f}, {b[1]:.1f} ", end="")
             print(f"| {a[0] / b[0]:.2f} × | {a[1] / b[1]:.2f} × |", flush=True)

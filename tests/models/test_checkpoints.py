@@ -186,3 +186,26 @@ def test_a_process_ended_by_force_goes_on(pool, tmp_path):
     gone_on = NaivePooler(steps=300, patience=99, checkpoint=folder).fit(*given, **more)
     same(gone_on, naive.fit(*given, **more))
     assert len(list(folder.iterdir())) == 2
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path, pool):
+    """The second is told; a kill of the first leaves nothing that would keep it out."""
+    folder = tmp_path / "kept"
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from equipool.nn.checkpoints import held\n"
+        "with held(Path(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    estimator = NaivePooler(**SETTINGS, checkpoint=folder)
+    with pytest.raises(InputError, match=r"Another run is training with the checkpoint .*; wait for it"):
+        estimator.fit(pool.X, pool.y, site=pool.site)
+    assert list(folder.iterdir()) == []
+    other.kill()
+    other.communicate()
+    estimator.fit(pool.X, pool.y, site=pool.site)
+    estimator.fit(pool.X, pool.y, site=pool.site)  # and it is given back

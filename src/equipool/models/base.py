@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from equipool.models.rows import (
 )
 from equipool.models.seeding import seed_for
 from equipool.nn import Components, EncoderKind, coders, distributed
-from equipool.nn.checkpoints import Checkpoint, Checkpoints
+from equipool.nn.checkpoints import Checkpoint, Checkpoints, held
 from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
 __all__ = ["PoolingEstimator"]
@@ -103,11 +104,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._seed = 0 if self.random_state is None else int(self.random_state)
         data = self._prepare(inputs, array, y)
         self._class_weights = self._weigh_classes(data.y)
-        self._checkpoints = None
-        if self.checkpoint is not None:
-            self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
-        train, held = self._split(data)
-        self.network_ = self._fit_networks(data.rows(train), data.rows(held), data)
+        train, rest = self._split(data)
+        with nullcontext() if self.checkpoint is None else held(Path(self.checkpoint)):
+            self._checkpoints = None
+            if self.checkpoint is not None:
+                self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
+            self.network_ = self._fit_networks(data.rows(train), data.rows(rest), data)
         # Trained in single, used in double precision: a code must not depend on who else is in the batch.
         self.network_.double().eval()
         self._after_fit(data)

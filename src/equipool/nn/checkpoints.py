@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,46 @@ from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.nn import distributed
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Checkpoint", "Checkpoints", "held"]
 
 SCHEMA = 1
 FACTS = "checkpoint.json"
 SECONDS = 30.0  # between two checkpoints
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder to one fit: two at once would take each other's numbers away.
+
+    The lock is on the folder itself and is the system's, so it goes with the process, however that ends.
+    """
+    free, lock = _lock(folder) if distributed.leads() else (True, None)
+    try:
+        if not distributed.agree(free):
+            raise InputError(
+                f"Another run is training with the checkpoint {folder}, on the same data with the same "
+                "settings; wait for it, or give another folder."
+            )
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> tuple[bool, int | None]:
+    """Return whether nobody else has the folder, and the lock on it; none where folders cannot be locked."""
+    lock = None
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False, lock
+    except (ImportError, OSError):  # should nothing be writable there, the first checkpoint says so
+        return True, lock
+    return True, lock
 
 
 @dataclass
