@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from equipool.evaluate.methods import code_hash
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
-from equipool.progress import duration
+from equipool.progress import duration, say
 from equipool.validation import Roles
 
 __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
@@ -112,7 +111,7 @@ def run_harmonizers(
     known = {task: None if fresh else _read_fold(kept[task]) for task in tasks}
     todo = [task for task in tasks if known[task] is None]
     if len(todo) < len(tasks):
-        _say(f"{len(tasks) - len(todo)} of {len(tasks)} folds are there already")
+        say(f"{len(tasks) - len(todo)} of {len(tasks)} folds are there already")
     start = time.perf_counter()
     runs = fan_out(score_fold, ((pools[task[0]], *task, methods) for task in todo), jobs=jobs)
     for done, found in enumerate(runs, start=1):
@@ -120,7 +119,7 @@ def run_harmonizers(
         known[task] = [asdict(score) for score in found]
         write_whole(kept[task], json.dumps(known[task]))
         left = (time.perf_counter() - start) / done * (len(todo) - done)
-        _say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
+        say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
     frame = pd.DataFrame([score for task in tasks for score in known[task] or ()])
     _write(frame, out)
     return frame
@@ -141,10 +140,6 @@ def _read_fold(path: Path) -> list[dict[str, Any]] | None:
         return [asdict(Score(**score)) for score in json.loads(path.read_text(encoding="utf-8"))] or None
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def read_pool(
