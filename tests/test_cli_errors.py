@@ -187,11 +187,11 @@ UNREACHED = {
         commands/select.py::run data/preprocess.py::require_extra data/tables.py::_read_parquet
         models/peers.py::fit
     """,
-    "a full disk, a file that changes while it is read, a worker that is killed, no network": """
+    "a full disk, a file that changes while it is read, a worker that is killed, no network, another run": """
         data/images.py::_fill data/images.py::build data/preprocess_folder.py::_file_hash
         data/uci.py::fetch evaluate/benchmark.py::_must_read
-        files.py::write_whole nn/checkpoints.py::_read nn/checkpoints.py::read parallel.py::cluster
-        parallel.py::fan_out
+        files.py::write_whole nn/checkpoints.py::_read nn/checkpoints.py::held nn/checkpoints.py::read
+        parallel.py::cluster parallel.py::fan_out
     """,
     "a head that cannot be preprocessed: a line of the command's result, which ends with 1": """
         data/preprocess.py::brain_mask data/preprocess.py::preprocess_head data/preprocess.py::read_head
