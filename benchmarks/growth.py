@@ -17,6 +17,7 @@ import os
 import resource
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def discrepancy(size: dict[str, int]) -> Callable[[], Any]:
 
 
 def reading(size: dict[str, int]) -> Callable[[], Any]:
-    """Read every volume of a cache once, in random batches of 8, with a gigabyte of memory allowed."""
+    """Read every volume of a cache once, in random batches of 8, with a gigabyte more of memory allowed."""
     from equipool.data import Volumes
 
     people = size["volumes"]
@@ -103,7 +104,8 @@ def reading(size: dict[str, int]) -> Callable[[], Any]:
     os.unlink(file.name)
     scales = np.ones((people, 2), dtype=np.float32)
     volumes = Volumes(np.ones((1, 1, VOXELS), bool), np.eye(4), (), store, np.arange(people), scales)
-    resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+    allowed = int(_status("VmData") * 2**20) + 2**30
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
 
     def read() -> None:
         for batch in np.array_split(np.random.default_rng(0).permutation(people), max(people // 8, 1)):
@@ -144,6 +146,8 @@ def measure(make: Callable[[dict[str, int]], Callable[[], Any]], size: dict[str,
         found = {"seconds": seconds, "megabytes": max(grown, 0.0), "wall": wall}
         with os.fdopen(writer, "w") as pipe:
             json.dump(found, pipe)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 
@@ -153,8 +157,13 @@ def _peak() -> float:
 
 
 def _anonymous() -> float:
+    return _status("RssAnon")
+
+
+def _status(name: str) -> float:
+    """Return a figure of this process, in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:

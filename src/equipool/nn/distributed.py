@@ -206,23 +206,28 @@ class Pairs:
     def median(self, x: Tensor) -> Tensor:
         """Return the median of all processes' numbers, from 0 upwards; of two the lower, of none 1.
 
-        By halving, since numbers from 0 upwards are ordered as their bits are.
+        It lies between the least and the greatest of the processes' own medians, and few numbers do. Among
+        these by halving, since numbers from 0 upwards are ordered as their bits are.
         """
         if not self.shared:
             return x.median() if x.numel() else x.new_ones(())
-        bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()])
-        count, high = torch.tensor([x.numel()]), torch.tensor([int(bits.max()) if x.numel() else -1])
-        count, high = count.to(x.device), high.to(x.device)
+        bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()]).flatten()
+        largest = torch.iinfo(bits.dtype).max
+        middle = int(bits.median()) if len(bits) else None
+        ends = torch.tensor([-largest if middle is None else -middle, -1 if middle is None else middle])
+        count, ends = torch.tensor(len(bits)).to(x.device), ends.to(x.device)
         processes.all_reduce(count)
-        processes.all_reduce(high, processes.ReduceOp.MAX)
+        processes.all_reduce(ends, processes.ReduceOp.MAX)
         if not count:
             return x.new_ones(())
-        below, above = -1, int(high)
+        below, above = -int(ends[0]) - 1, int(ends[1])
+        under = (bits <= below).sum()
+        bits = bits[(bits > below) & (bits <= above)]
         while above - below > 1:
             middle = (below + above) // 2
-            found = (bits <= middle).sum()
+            found = under + (bits <= middle).sum()
             processes.all_reduce(found)
-            below, above = (below, middle) if 2 * found > count - 1 else (middle, above)
+            below, above = (below, middle) if 2 * found >= count else (middle, above)
         return torch.tensor(above, dtype=bits.dtype, device=x.device).view(x.dtype)
 
 
