@@ -9,6 +9,7 @@ import pytest
 
 from equipool import cli
 from equipool.data import brains, brainsets
+from equipool.evaluate import volumes
 from equipool.evaluate.volumes import block_means
 
 
@@ -54,6 +55,30 @@ def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
     found = pd.read_csv(folder / "adni-sim-tmaps.csv").set_index("map")
     assert found.people["ours"] == 54
     assert ((found[["found", "false"]] >= 0) & (found[["found", "false"]] <= 1)).all().all()
+
+
+def test_the_level_of_shuffled_scanners_is_beside_the_readers(folder):
+    judged = pd.read_csv(folder / "adni-sim-volumes.csv")
+    assert judged.scanner_shuffled.between(0.05, 0.7).all()
+    assert "scanner_shuffled" in (folder / "adni-sim-volumes.md").read_text()
+
+
+@pytest.mark.parametrize(("spoil", "fresh", "judged"), [(0, 0, [1]), (1, 0, [0, 1]), (0, 1, [0, 1])])
+def test_a_split_that_is_done_is_not_judged_again(folder, tmp_path, monkeypatch, spoil, fresh, judged):
+    (done,) = (folder / "runs").glob("adni-sim-volumes-*-0.json")
+    (tmp_path / done.name).write_text("[{" if spoil else done.read_text())
+    asked = []
+
+    def judge(name, seed):
+        asked.append(seed)
+        return [{"split": seed, "method": method} for method in volumes.HARMONIZED]
+
+    monkeypatch.setattr(volumes, "judge_split", judge)
+    rows = volumes._judged_splits("adni-sim", tmp_path, 2, 1, bool(fresh))
+    assert asked == judged
+    assert [row["split"] for row in rows] == [0] * 5 + [1] * 5
+    volumes._judged_splits("adni-sim", tmp_path, 2, 1, False)
+    assert asked == judged
 
 
 def test_sites_that_are_apart_share_no_age():

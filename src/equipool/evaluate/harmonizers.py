@@ -223,8 +223,11 @@ def _applied(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> tup
     return np.asarray(a), np.asarray(b)
 
 
-def site_readers() -> Iterator[Any]:
-    """Return three readers of the site: logistic regression, boosted trees, a perceptron."""
+def site_readers(bins: int = 255) -> Iterator[Any]:
+    """Return three readers of the site: logistic regression, boosted trees, a perceptron.
+
+    ``bins`` are those in which the trees look for a cut. Their time grows with bins × features.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.neural_network import MLPClassifier
@@ -233,7 +236,7 @@ def site_readers() -> Iterator[Any]:
 
     yield make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=300, class_weight="balanced"))
     yield HistGradientBoostingClassifier(
-        max_iter=40, max_leaf_nodes=15, class_weight="balanced", random_state=0
+        max_iter=40, max_leaf_nodes=15, max_bins=bins, class_weight="balanced", random_state=0
     )
     perceptron = MLPClassifier((64, 64), max_iter=60, early_stopping=True, random_state=0)
     yield make_pipeline(StandardScaler(), perceptron)
