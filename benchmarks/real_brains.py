@@ -25,7 +25,7 @@ from equipool import EquivariantPooler
 from equipool.data.bids import read_bids
 from equipool.data.images import Volumes
 from equipool.evaluate.harmonizers import site_readers
-from equipool.evaluate.volumes import READER_BINS, block_means
+from equipool.evaluate.volumes import block_means
 from equipool.models.peers import ComBatPeer
 from equipool.models.volumes import Box, fit_volume_sites
 
@@ -103,7 +103,7 @@ def scanner_read(features: np.ndarray, scanner: np.ndarray, train: np.ndarray, t
         balanced_accuracy_score(
             scanner[test], reader.fit(features[train], scanner[train]).predict(features[test])
         )
-        for reader in site_readers(READER_BINS)
+        for reader in site_readers()
     )
 
 
