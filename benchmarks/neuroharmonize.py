@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-SCORES = ("adv", "adv_age", "age", "lso", "auc", "broken")
+SCORES = ("adv", "adv_age", "age", "lso", "auc", "auc_within", "clean", "broken")
 
 
 def worker(folder: Path, smooth: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress", "duration", "say"]
 
 
 class Progress:
@@ -44,3 +44,8 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def say(text: str) -> None:
+    """Print a line on stderr at once, so that what goes to stdout can be read by a program."""
+    print(text, file=sys.stderr, flush=True)

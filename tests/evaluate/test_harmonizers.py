@@ -114,3 +114,31 @@ def test_a_table_without_a_covariate_is_answered(tmp_path):
     pool = ep.PooledDataset.from_arrays(np.random.default_rng(0).normal(size=(40, 3)), site=["a", "b"] * 20)
     with pytest.raises(InputError, match="needs features and a covariate to keep"):
         harmonizers.run_harmonizers({"t": pool}, tmp_path, methods=["raw"])
+
+
+def test_told_the_target_of_training_people_the_shares_of_sites_survive():
+    """Half the sites have many patients: a harmonizer that does not know removes what they have in common."""
+    rng = np.random.default_rng(0)
+    site = np.repeat([f"s{k}" for k in range(8)], 60)
+    sick = rng.random(480) < np.where(np.repeat(np.arange(8), 60) % 2, 0.85, 0.15)
+    x = rng.standard_normal((480, 12)) + 1.2 * sick[:, None] * (np.arange(12) < 3)
+    x += rng.standard_normal((8, 12))[np.repeat(np.arange(8), 60)]
+    pool = ep.PooledDataset.from_arrays(
+        x, site=site, covariates=rng.uniform(20, 80, 480), y=np.where(sick, "AD", "CN")
+    )
+    scores = {
+        score.method: score for score in harmonizers.score_fold(pool, "t", 0, 0, ["ours", "ours-y", "clean"])
+    }
+    assert set(scores) == {"ours", "ours-y"}  # nobody knows the truth of this table
+    assert scores["ours-y"].auc > scores["ours"].auc + 0.05
+    assert scores["ours"].auc_within > scores["ours"].auc + 0.05
+    assert np.isnan(scores["ours"].clean)
+
+
+def test_simulated_tables_are_judged_by_their_truth():
+    name, pool = harmonizers.read_pool("simulated-1", site=None)
+    methods = ["raw", "ours", "clean"]
+    raw, ours, clean = harmonizers.score_fold(pool, name, 0, 0, methods)
+    assert raw.clean < 0.5 < ours.clean < clean.clean == 1
+    # A file may be called so too, and has no truth.
+    assert len(harmonizers.score_fold(pool[: len(pool) - 1], "simulated-mine", 0, 0, methods)) == 2

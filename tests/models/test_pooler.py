@@ -112,7 +112,9 @@ def test_wrong_settings_are_answered_at_fit(settings, words, pool):
 
 
 def test_wrong_calls_after_fit_are_answered(trained, pool):
-    with pytest.raises(InputError, match="'Hitachi' was not seen at fit; known are GE, Philips, Siemens"):
+    with pytest.raises(
+        InputError, match="'Hitachi' was not seen at fit; known are 'GE', 'Philips', 'Siemens'"
+    ):
         trained.harmonize(pool.X, site=["Hitachi"] * len(pool), covariates=pool.C)
     with pytest.raises(InputError, match="one value for each of the 450 rows"):
         trained.harmonize(pool.X, site=["GE"], covariates=pool.C)

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from equipool.data.preprocess import (
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
-from equipool.progress import duration
+from equipool.progress import duration, say
 
 __all__ = ["Head", "Outcome", "find_heads", "preprocess_folder", "preprocess_one", "seconds_per_head"]
 
@@ -139,7 +138,7 @@ def preprocess_folder(
     facts = {head.name: found for head in heads if not fresh and (found := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
     if facts:
-        _say(f"{len(facts)} of {len(heads)} heads are there already")
+        say(f"{len(facts)} of {len(heads)} heads are there already")
     _describe(Path(folder), Path(out))
     failed: dict[str, str] = {}
     start = time.perf_counter()
@@ -151,7 +150,7 @@ def preprocess_folder(
             else:
                 facts[head.name] = result
             left = (time.perf_counter() - start) / done * (len(todo) - done)
-            _say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {duration(left)} left")
+            say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {duration(left)} left")
     whole = [head for head in heads if head.name in facts]
     return Outcome(
         {head.name: facts[head.name] for head in whole},
@@ -305,7 +304,3 @@ def _summary(result: dict[str, Any] | str) -> str:
         return f"FAILED: {result}"
     correlation, seconds = result["quality"]["correlation"], result["seconds"]["all"]
     return f"correlation with the template {correlation:.2f}, {seconds:.0f} s"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from equipool.evaluate.tables import write_tables
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
-from equipool.progress import duration
+from equipool.progress import duration, say
 
 __all__ = ["METHODS", "Run", "expected_runs", "file_stem", "run_benchmark", "run_one"]
 
@@ -80,13 +79,13 @@ def run_benchmark(
     folder.mkdir(parents=True, exist_ok=True)
     wanted, todo = _plan(datasets, folder, methods, seeds, fresh, settings)
     if len(todo) < len(wanted):
-        _say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
+        say(f"{len(wanted) - len(todo)} of {len(wanted)} runs are there already")
     start = time.perf_counter()
     found = fan_out(run_one, ((*key, settings) for key in todo), jobs=jobs)
     for done, (run, vectors) in enumerate(found, start=1):
         _write_run(folder, run, vectors, settings)
         left = (time.perf_counter() - start) / done * (len(todo) - done)
-        _say(
+        say(
             f"[{done}/{len(todo)}] {run.dataset} {run.method} seed {run.seed}: ACC {run.acc:.1f}, "
             f"best reader's AUC {run.reader_auc:.3f}, {run.seconds:.0f} s; about {duration(left)} left"
         )
@@ -272,7 +271,3 @@ def _must_read(folder: Path, dataset: str, method: str, seed: int, settings: Set
     if run is None:
         raise InputError(f"The run {dataset} {method} {seed} in {folder} was changed while it was read.")
     return run
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -5,18 +5,22 @@ Folds are stratified by site; a harmonizer is fitted on train and applied to tes
 - ``adv``: balanced accuracy of the best of three site readers, given the covariates too; ``adv_age`` is the
   same readers' given the covariates alone, which no harmonizer that keeps age can go below;
 - ``age``: R² of a ridge regression of the first covariate; ``lso`` the same on sites left out of it;
-- ``auc``: area under the ROC curve of a logistic regression of the target, where that has two classes.
+- ``auc``: area under the ROC curve of a logistic regression of the target, where that has two classes;
+  ``auc_within`` the same among people of one site, where the site's share of each class is of no use;
+- ``clean``: R² with the features as they were before any site touched them, where a simulator knows them.
+
+``ours-y`` is ours told the target of the training people, and ``clean`` the simulator's own features: what is
+better than them at reading the age is not nearer to the truth.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,12 +28,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.data import PooledDataset, simulate_table
+from equipool.data import PooledDataset, SimulatedTable, simulate_table
 from equipool.evaluate.methods import code_hash
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
-from equipool.progress import duration
+from equipool.progress import duration, say
 from equipool.validation import Roles
 
 __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
@@ -37,13 +41,25 @@ __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_
 FloatArray = NDArray[np.float64]
 
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
-HARMONIZERS = ("raw", "combat-nocov", "combat", "combat-gam", "covbat", "covbat-gam", "ours")
+HARMONIZERS = (
+    "raw",
+    "combat-nocov",
+    "combat",
+    "combat-gam",
+    "covbat",
+    "covbat-gam",
+    "ours",
+    "ours-y",
+    "clean",
+)
 SHOWN = {
     "adv": "adv",
     "adv_age": "adv, covariates alone",
     "age": "age R²",
     "lso": "lso R²",
     "auc": "AUC",
+    "auc_within": "AUC within sites",
+    "clean": "R² with clean",
     "seconds": "s",
 }
 
@@ -61,6 +77,8 @@ class Score:
     age: float
     lso: float
     auc: float
+    auc_within: float
+    clean: float
     broken: float
     seconds: float
 
@@ -93,7 +111,7 @@ def run_harmonizers(
     known = {task: None if fresh else _read_fold(kept[task]) for task in tasks}
     todo = [task for task in tasks if known[task] is None]
     if len(todo) < len(tasks):
-        _say(f"{len(tasks) - len(todo)} of {len(tasks)} folds are there already")
+        say(f"{len(tasks) - len(todo)} of {len(tasks)} folds are there already")
     start = time.perf_counter()
     runs = fan_out(score_fold, ((pools[task[0]], *task, methods) for task in todo), jobs=jobs)
     for done, found in enumerate(runs, start=1):
@@ -101,7 +119,7 @@ def run_harmonizers(
         known[task] = [asdict(score) for score in found]
         write_whole(kept[task], json.dumps(known[task]))
         left = (time.perf_counter() - start) / done * (len(todo) - done)
-        _say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
+        say(f"[{done}/{len(todo)}] folds; about {duration(left)} left")
     frame = pd.DataFrame([score for task in tasks for score in known[task] or ()])
     _write(frame, out)
     return frame
@@ -124,10 +142,6 @@ def _read_fold(path: Path) -> list[dict[str, Any]] | None:
         return None
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def read_pool(
     table: str, *, site: str | None, least: int = 10, **roles: Unpack[Roles]
 ) -> tuple[str, PooledDataset]:
@@ -135,23 +149,8 @@ def read_pool(
 
     Sites with fewer than ``least`` people are left out: nobody could judge them in five folds.
     """
-    if table.startswith("simulated-"):
-        try:
-            overlap = float(table.removeprefix("simulated-"))
-        except ValueError:
-            raise InputError(
-                f"{table!r} is no simulated table; write simulated-0.5 for half overlap."
-            ) from None
-        truth = simulate_table(
-            sites=SIMULATED,
-            people=120,
-            features=24,
-            overlap=overlap,
-            disease=0.04,
-            noise=0.12,
-            mixing=0.3,
-            bending=0.1,
-        )
+    truth = _simulated(table)
+    if truth is not None:
         return table, truth.pool
     if site is None:
         raise InputError("Name the column that tells sites apart with --site.")
@@ -163,14 +162,45 @@ def read_pool(
     return Path(table).stem, kept
 
 
+def _simulated(table: str) -> SimulatedTable | None:
+    """Return the simulated table of that name, None where it is no such name."""
+    if not table.startswith("simulated-"):
+        return None
+    try:
+        overlap = float(table.removeprefix("simulated-"))
+    except ValueError:
+        raise InputError(f"{table!r} is no simulated table; write simulated-0.5 for half overlap.") from None
+    return simulate_table(
+        sites=SIMULATED,
+        people=120,
+        features=24,
+        overlap=overlap,
+        disease=0.04,
+        noise=0.12,
+        mixing=0.3,
+        bending=0.1,
+    )
+
+
+def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
+    """Return the clean features of a simulated table; a file may have such a name too, and has none."""
+    try:
+        truth = _simulated(table)
+    except InputError:
+        return None
+    if truth is None or not np.array_equal(truth.pool.features, pool.features):
+        return None
+    return truth.clean
+
+
 def make_harmonizer(method: str) -> Any:
     """Return an unfitted harmonizer by its name in the table."""
     from equipool.models.harmonizer import SiteHarmonizer
     from equipool.models.peers import PEERS, ComBatPeer, Raw
 
-    if method == "raw":
+    if method in ("raw", "clean"):
         return Raw()
-    if method == "ours":
+    if method in ("ours", "ours-y"):
         return SiteHarmonizer(random_state=0)
     if method in PEERS:
         return ComBatPeer(method)
@@ -182,43 +212,57 @@ def score_fold(
 ) -> list[Score]:
     """Fit on four fifths of every site and judge on the last.
 
-    ``methods`` are names of :data:`HARMONIZERS`, or harmonizers of one's own by name.
+    ``methods`` are names of :data:`HARMONIZERS`, or harmonizers of one's own by name. Those that a table has
+    nothing for, a target of two classes or a truth, are left out.
     """
     train, test = pool.folds(5, stratify="site", random_state=repeat)[fold]
     site, c = pool.site_labels, pool.C
+    clean = _clean(table, pool)
+    missing = {"clean": clean is None, "ours-y": _classes(pool) is None}
     scores = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # readers' remarks on convergence, peers' on small sites
         alone = _adversary(c[train], site[train], c[test], site[test])
         for method in methods:
+            if missing.get(method):
+                continue
             harmonizer = methods[method] if isinstance(methods, dict) else make_harmonizer(method)
-            found = _judged(harmonizer, pool, train, test)
+            seen = replace(pool, X=clean) if method == "clean" else pool
+            found = _judged(harmonizer, seen, train, test, told=method == "ours-y", clean=clean)
             scores.append(Score(table, method, repeat, fold, adv_age=alone, **found))
     return scores
 
 
-def _judged(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> dict[str, float]:
+def _judged(
+    harmonizer: Any, pool: PooledDataset, train: Any, test: Any, *, told: bool, clean: FloatArray | None
+) -> dict[str, float]:
     """Fit on train, and judge both parts as harmonized."""
     site, c = pool.site_labels, pool.C
     start = time.process_time()
-    a, b = _applied(harmonizer, pool, train, test)
+    a, b = _applied(harmonizer, pool, train, test, told=told)
     seconds = time.process_time() - start
     broken = 1 - float(np.isfinite(np.vstack([a, b])).mean())
     a, b = np.nan_to_num(a), np.nan_to_num(b)
+    auc, within = _auc(pool, train, test, a, b)
     return {
         "adv": _adversary(np.hstack([a, c[train]]), site[train], np.hstack([b, c[test]]), site[test]),
         "age": _r2(a, c[train, 0], b, c[test, 0]),
         "lso": _left_out(a, c[train, 0], site[train], b, c[test, 0], site[test]),
-        "auc": _auc(pool, train, test, a, b),
+        "auc": auc,
+        "auc_within": within,
+        "clean": float("nan") if clean is None else _like_clean(b, clean[test]),
         "broken": broken,
         "seconds": seconds,
     }
 
 
-def _applied(harmonizer: Any, pool: PooledDataset, train: Any, test: Any) -> tuple[FloatArray, FloatArray]:
-    """Fit on train and return both parts harmonized."""
+def _applied(
+    harmonizer: Any, pool: PooledDataset, train: Any, test: Any, *, told: bool = False
+) -> tuple[FloatArray, FloatArray]:
+    """Fit on train, told its target or not, and return both parts harmonized; test's target is never told."""
     x, site, c = pool.features, pool.site_labels, pool.C
-    harmonizer.fit(x[train], site=site[train], covariates=c[train])
+    target = {"y": np.asarray(pool.y)[train]} if told else {}
+    harmonizer.fit(x[train], **target, site=site[train], covariates=c[train])
     a, b = (harmonizer.transform(x[rows], site=site[rows], covariates=c[rows]) for rows in (train, test))
     return np.asarray(a), np.asarray(b)
 
@@ -273,19 +317,41 @@ def _left_out(
     return float(r2_score(np.concatenate(true), np.concatenate(read)))
 
 
-def _auc(pool: PooledDataset, train: Any, test: Any, a: FloatArray, b: FloatArray) -> float:
+def _classes(pool: PooledDataset) -> NDArray[np.bool_] | None:
+    """Return who is of the second of two classes, None where the target is no such thing."""
+    if pool.y is None or pool.task != "class" or len(np.unique(pool.y.astype(str))) != 2:
+        return None
+    second: NDArray[np.bool_] = pool.y.astype(str) == np.unique(pool.y.astype(str))[1]
+    return second
+
+
+def _auc(pool: PooledDataset, train: Any, test: Any, a: FloatArray, b: FloatArray) -> tuple[float, float]:
+    """Return the area under the ROC curve over everybody, and over pairs of people of one site."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if pool.y is None or pool.task != "class" or len(np.unique(pool.y.astype(str))) != 2:
-        return float("nan")
-    y = pool.y.astype(str) == np.unique(pool.y.astype(str))[1]
-    if y[test].all() or not y[test].any():
-        return float("nan")
+    y = _classes(pool)
+    if y is None or y[test].all() or not y[test].any():
+        return float("nan"), float("nan")
     reader = make_pipeline(StandardScaler(), LogisticRegression(C=0.05, max_iter=300))
-    return float(roc_auc_score(y[test], reader.fit(a, y[train]).decision_function(b)))
+    said = reader.fit(a, y[train]).decision_function(b)
+    areas, pairs = [], []
+    for s in np.unique(pool.site[test]):
+        own = pool.site[test] == s
+        positive = y[test][own]
+        if positive.any() and not positive.all():
+            areas.append(roc_auc_score(positive, said[own]))
+            pairs.append(positive.sum() * (~positive).sum())
+    within = float(np.average(areas, weights=pairs)) if areas else float("nan")
+    return float(roc_auc_score(y[test], said)), within
+
+
+def _like_clean(x: FloatArray, clean: FloatArray) -> float:
+    """Return the mean R² of features with the clean ones, after the mean, which nobody can know."""
+    x, clean = x - x.mean(axis=0), clean - clean.mean(axis=0)
+    return float((1 - ((x - clean) ** 2).sum(axis=0) / (clean**2).sum(axis=0)).mean())
 
 
 def _ridge() -> Any:
@@ -305,18 +371,19 @@ def _write(frame: pd.DataFrame, out: Path) -> None:
     write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
     lines = []
     for table, part in mean.groupby(level="table", sort=False):
+        shown = [name for name in SHOWN if part[name].notna().any()]
         lines += [
             f"## {table}",
             "",
-            "| method | " + " | ".join(SHOWN.values()) + " |",
-            "|---" * (len(SHOWN) + 1) + "|",
+            "| method | " + " | ".join(SHOWN[name] for name in shown) + " |",
+            "|---" * (len(shown) + 1) + "|",
         ]
         around = spread.loc[part.index]
         for k, method in enumerate(part.index.get_level_values("method")):
             row, deviation = part.iloc[k], around.iloc[k]
             cells = [
                 f"{row[name]:.2f}" if name == "seconds" else f"{row[name]:.3f} ({deviation[name]:.3f})"
-                for name in SHOWN
+                for name in shown
             ]
             lines.append(f"| {method} | " + " | ".join(cells) + " |")
         lines.append("")

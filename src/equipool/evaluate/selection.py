@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from equipool.evaluate.methods import METHODS, fingerprint, make_method, read_se
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
-from equipool.progress import Progress, duration
+from equipool.progress import Progress, duration, say
 
 if TYPE_CHECKING:
     import optuna
@@ -82,7 +81,7 @@ def select(
         tables.append(table.assign(chosen=table.index == best))
         row = table.loc[best]
         chosen[method] = {**_fixed(dataset), **row["parameters"]}
-        _say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
+        say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
     found = pd.concat(tables)
     found["parameters"] = [json.dumps(parameters) for parameters in found["parameters"]]
     write_whole(out / "trials.csv", found.to_csv(index=False))
@@ -137,7 +136,7 @@ def _search(
         trial.set_user_attr("auc", auc)
         study.tell(trial, [acc, abs(auc - 0.5)])
         left = progress.left(progress.total - (trials - len(done) - 1))
-        _say(
+        say(
             f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
             f"about {duration(left)} left for {method}"
         )
@@ -193,7 +192,3 @@ def _judge(
     codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
     auc = max(reading.auc for reading in site_readers(*codes, seed=seed))
     return 100 * float((estimator.predict(rest.X) == rest.y).mean()), auc
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from equipool.models.encoding import covariate_frame, encode
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
+from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
 
 __all__ = ["SiteHarmonizer"]
@@ -26,6 +27,7 @@ __all__ = ["SiteHarmonizer"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 UnseenSite = Literal["error", "pooled", "adapt"]
+ADAPTED_FROM = 10  # rows of a new site; from fewer its shift is mostly those people's own
 
 
 class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -173,7 +175,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         names = sorted(set(inputs.site.astype(str)))
         if self.reference_site is not None and not _same_label(self.reference_site, names):
             raise InputError(
-                f"The reference site {self.reference_site!r} is not among the sites: {', '.join(names[:8])}."
+                f"The reference site {self.reference_site!r} is not among the sites; there are "
+                f"{listed(names, shown=8)}."
             )
 
     def _design(self, inputs: Inputs, codes: IntArray, subject: NDArray[Any] | None) -> Design:
@@ -384,7 +387,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         unseen = sorted({str(label) for label in labels} - set(place))
         if unseen and self.unseen_site == "error":
             raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. Use "
+                f"Site {unseen[0]!r} was not seen at fit; known are {listed(self.sites_, shown=8)}. Use "
                 'unseen_site="adapt" (--unseen-site adapt) to estimate it from its own rows, or "pooled" to '
                 "leave them as they are."
             )
@@ -432,11 +435,19 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Add each site that was not seen at fit, estimated from its own rows."""
         if self.unseen_site != "adapt" or labels is None or (codes >= 0).all():
             return model, codes
-        codes = codes.copy()
+        codes, few = codes.copy(), []
         for name in sorted({str(label) for label in labels[codes < 0]}):
             rows = labels == name
+            few += [name] if rows.sum() < ADAPTED_FROM else []
             model = model.with_site(z[rows], expected[rows])
             codes[rows] = len(model.shift) - 1
+        if few:
+            warnings.warn(
+                f"{plural(len(few), 'new site')} with fewer than {ADAPTED_FROM} rows ({listed(few)}): what "
+                "is removed there is partly what those people are. Bring more of them at once.",
+                EquipoolWarning,
+                stacklevel=3,
+            )
         return model, codes
 
     def _harmonized(

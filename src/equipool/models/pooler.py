@@ -24,6 +24,7 @@ from equipool.models.seeding import row_noise, seed_for, seeded
 from equipool.models.volumes import Box, fit_volume_sites
 from equipool.nn import EncoderKind, distributed, mlp, site_batches, train
 from equipool.validation import Task
+from equipool.validation.findings import listed
 from equipool.validation.inputs import parse_covariates, parse_labels
 
 __all__ = ["EquivariantPooler"]
@@ -503,7 +504,7 @@ class EquivariantPooler(PoolingEstimator):
         unseen = sorted(set(map(str, labels)) - set(known))
         if unseen:
             raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; known are {', '.join(self.sites_[:8])}. "
+                f"Site {unseen[0]!r} was not seen at fit; known are {listed(self.sites_, shown=8)}. "
                 "Fit again with people of that site."
             )
         return torch.tensor([known[label] for label in labels])

@@ -131,6 +131,9 @@ def support_figure(runs: pd.DataFrame) -> Figure:
     return figure
 
 
+FRONTIER_MARKS = {"ours": "*", "ours-y": "*", "clean": "P"}
+
+
 def frontier_figure(folds: pd.DataFrame) -> Figure:
     """Draw harmonizers between site and biology: the better, the further to the upper left."""
     from matplotlib.figure import Figure
@@ -138,27 +141,29 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
     tables, methods = (list(dict.fromkeys(folds[column])) for column in ("table", "method"))
     colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(sorted(methods))}
     handles: dict[str, Any] = {}
-    figure = Figure(figsize=(4 * len(tables) + 1, 3.8), layout="constrained")
-    axes = figure.subplots(1, len(tables), squeeze=False)[0]
-    for line, table in zip(axes, tables, strict=True):
-        part = folds[folds["table"] == table]
-        repeats = part.groupby(["method", "repeat"], sort=False)[["adv", "lso"]].mean()
+    rows = {"age": "age, R²", "lso": "age on sites left out, R²"}
+    figure = Figure(figsize=(4 * len(tables) + 1, 6.6), layout="constrained")
+    axes = figure.subplots(2, len(tables), squeeze=False, sharex="col")
+    for (row, column), line in np.ndenumerate(axes):
+        part = folds[folds["table"] == tables[column]]
+        repeats = part.groupby(["method", "repeat"], sort=False)[["adv", list(rows)[row]]].mean()
         for method, points in repeats.groupby(level="method", sort=False):
-            x, y = points["adv"], points["lso"]
-            mark = "*" if method == "ours" else "o"
+            x, y = points["adv"], points[list(rows)[row]]
             handles[str(method)] = line.errorbar(
                 [x.mean()],
                 [y.mean()],
                 xerr=_bars(x),
                 yerr=_bars(y),
-                fmt=mark,
+                fmt=FRONTIER_MARKS.get(str(method), "o"),
                 color=colours[method],
-                markersize=12 if method == "ours" else 7,
+                markersize=12 if method in FRONTIER_MARKS else 7,
             )
         line.axvline(part["adv_age"].mean(), color="black", linestyle=":", linewidth=1)
-        line.set(title=table, xlabel="site is read (balanced accuracy)")
+        line.set(ylabel=list(rows.values())[row] if column == 0 else "")
+        line.set(
+            **({"title": tables[column]} if row == 0 else {"xlabel": "site is read (balanced accuracy)"})
+        )
         line.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("age on sites left out, R²")
     figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False)
     return figure
 
