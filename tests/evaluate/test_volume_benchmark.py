@@ -10,6 +10,7 @@ import pytest
 from equipool import cli
 from equipool.data import brains, brainsets
 from equipool.evaluate import volumes
+from equipool.evaluate.harmonizers import site_readers
 from equipool.evaluate.volumes import block_means
 
 
@@ -87,6 +88,16 @@ def test_sites_that_are_apart_share_no_age():
     keep = brainsets.apart(age, site, 3)
     ranges = sorted((age[keep & (site == k)].min(), age[keep & (site == k)].max()) for k in range(3))
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_trees_read_as_well_from_columns_that_were_cut():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(500, 5))
+    site = (abs(x[:, 0]) > 0.7).astype(int)
+    x *= [1e-10, 1, 1, 1, 1e6]  # a tiny unit must not make values one
+    plain, cut = (list(site_readers(bins))[1].fit(x[:400], site[:400]) for bins in (None, 255))
+    assert (plain.predict(x[400:]) == cut.predict(x[400:])).mean() > 0.95
+    assert (cut.predict(x[400:]) == site[400:]).mean() > 0.9
 
 
 def test_block_means_against_a_loop():
