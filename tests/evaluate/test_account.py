@@ -19,6 +19,7 @@ from equipool.evaluate.account import (
 from equipool.evaluate.heldout import LEAST, HeldOut, held_out, make_folds
 from equipool.evaluate.views import boxes, effects, site_shares, worst
 from equipool.exceptions import InputError
+from equipool.report.html import report_page
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,9 @@ def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(v
     assert told == [True] * account.held_out["folds"]
     assert account.effects["about"]["people"] == 60
     assert "first row" in account.effects["about"]["note"]
+    page = report_page(account)
+    assert f"60 people in {len(pool)} rows of 4 sites" in page
+    assert "Rows by site" in page
 
 
 def test_sites_that_training_does_not_know_leave_no_gap_in_their_numbers():

@@ -290,7 +290,7 @@ def _account(
     known = effects(pool, before, after, features, subject)
     return Account(
         kind=kind,
-        names=_names(pool, before.shape[1]),
+        names=_names(pool, before.shape[1], persons(subject, len(pool))),
         preflight=preflight.to_dict(),
         people=_described(pool, some_people(pool, JUDGED, seed)),
         densities=densities(pool),
@@ -326,7 +326,7 @@ def _numbered(pool: PooledDataset, train: IntArray) -> PooledDataset:
     return replace(pool, site=np.searchsorted(known, pool.site).clip(max=len(known) - 1))
 
 
-def _names(pool: PooledDataset, features: int) -> dict[str, Any]:
+def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, Any]:
     counts = np.bincount(pool.site, minlength=len(pool.sites))
     order = np.argsort(-counts, kind="stable")
     return {
@@ -337,7 +337,8 @@ def _names(pool: PooledDataset, features: int) -> dict[str, Any]:
         ],
         "target": None if pool.y is None else pool.target_name,
         "task": pool.task,
-        "people": len(pool),
+        "people": len(np.unique(person)),
+        "rows": len(pool),
         "features": features,
         "sites": {pool.sites[k]: int(counts[k]) for k in order if counts[k]},
     }

@@ -138,7 +138,8 @@ def _people(account: Account) -> Figure:
     drawing = Drawing("", panel.svg(alt, by="y"))
     return Figure(
         "people",
-        f"People by {account.names['site']}",
+        f"{'People' if account.names.get('rows') in (None, account.names['people']) else 'Rows'} by "
+        f"{account.names['site']}",
         caption,
         {"": [drawing]},
         table,

@@ -75,7 +75,7 @@ def _contents(account: Account) -> dict[str, Any]:
     return {
         "kind": account.kind,
         "title": ": ".join([TITLES[account.kind], *filter(None, [account.made.get("source")])]),
-        "subtitle": f"{plural(names['people'], 'person', 'people')} of {len(names['sites'])} sites, "
+        "subtitle": f"{_who(names)} of {len(names['sites'])} sites, "
         f"{names['features']} {what}"
         f"{kept}{target}.",
         "figures": figures(account),
@@ -220,6 +220,13 @@ def _effects(account: Account) -> dict[str, Any] | None:
         "first": rows[:FIRST_EFFECTS],
         "rest": rows[FIRST_EFFECTS:],
     }
+
+
+def _who(names: dict[str, Any]) -> str:
+    """Return how many people there are, and rows if somebody has several."""
+    people = plural(names["people"], "person", "people")
+    rows = names.get("rows", names["people"])
+    return people if rows == names["people"] else f"{people} in {plural(rows, 'row')}"
 
 
 def _facts(account: Account) -> list[tuple[str, str]]:
