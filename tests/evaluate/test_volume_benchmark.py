@@ -9,6 +9,8 @@ import pytest
 
 from equipool import cli
 from equipool.data import brains, brainsets
+from equipool.evaluate import volumes
+from equipool.evaluate.harmonizers import site_readers
 from equipool.evaluate.volumes import block_means
 
 
@@ -56,12 +58,46 @@ def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
     assert ((found[["found", "false"]] >= 0) & (found[["found", "false"]] <= 1)).all().all()
 
 
+def test_the_level_of_shuffled_scanners_is_beside_the_readers(folder):
+    judged = pd.read_csv(folder / "adni-sim-volumes.csv")
+    assert judged.scanner_shuffled.between(0.05, 0.7).all()
+    assert "scanner_shuffled" in (folder / "adni-sim-volumes.md").read_text()
+
+
+@pytest.mark.parametrize(("spoil", "fresh", "judged"), [(0, 0, [1]), (1, 0, [0, 1]), (0, 1, [0, 1])])
+def test_a_split_that_is_done_is_not_judged_again(folder, tmp_path, monkeypatch, spoil, fresh, judged):
+    (done,) = (folder / "runs").glob("adni-sim-volumes-*-0.json")
+    (tmp_path / done.name).write_text("[{" if spoil else done.read_text())
+    asked = []
+
+    def judge(name, seed):
+        asked.append(seed)
+        return [{"split": seed, "method": method} for method in volumes.HARMONIZED]
+
+    monkeypatch.setattr(volumes, "judge_split", judge)
+    rows = volumes._judged_splits("adni-sim", tmp_path, 2, 1, bool(fresh))
+    assert asked == judged
+    assert [row["split"] for row in rows] == [0] * 5 + [1] * 5
+    volumes._judged_splits("adni-sim", tmp_path, 2, 1, False)
+    assert asked == judged
+
+
 def test_sites_that_are_apart_share_no_age():
     rng = np.random.default_rng(0)
     age, site = rng.uniform(50, 95, 300), np.arange(300) % 3
     keep = brainsets.apart(age, site, 3)
     ranges = sorted((age[keep & (site == k)].min(), age[keep & (site == k)].max()) for k in range(3))
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
+
+
+def test_trees_read_as_well_from_columns_that_were_cut():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(500, 5))
+    site = (abs(x[:, 0]) > 0.7).astype(int)
+    x *= [1e-10, 1, 1, 1, 1e6]  # a tiny unit must not make values one
+    plain, cut = (list(site_readers(bins))[1].fit(x[:400], site[:400]) for bins in (None, 255))
+    assert (plain.predict(x[400:]) == cut.predict(x[400:])).mean() > 0.95
+    assert (cut.predict(x[400:]) == site[400:]).mean() > 0.9
 
 
 def test_block_means_against_a_loop():

@@ -111,7 +111,9 @@ def _benchmark_volumes(name: str, arguments: argparse.Namespace, splits: int, se
 
     if name.endswith("-hard"):
         return []
-    result = run_volumes(name, arguments.out, splits=splits, jobs=arguments.jobs, settings=settings)
+    result = run_volumes(
+        name, arguments.out, splits=splits, jobs=arguments.jobs, settings=settings, fresh=arguments.fresh
+    )
     print(result.text)
     return volume_figures(result, arguments.out)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import sys
+import time
 import warnings
 from dataclasses import dataclass
 from itertools import islice
@@ -20,10 +21,11 @@ from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
 from equipool.evaluate.benchmark import file_stem
 from equipool.evaluate.harmonizers import site_readers
-from equipool.evaluate.methods import METHODS, Settings, fingerprint, make_method, settings_of
+from equipool.evaluate.methods import METHODS, Settings, code_hash, make_method, settings_of
 from equipool.evaluate.statmaps import StatMap, detection, detection_at, stat_map
 from equipool.files import write_whole
 from equipool.parallel import fan_out
+from equipool.progress import duration, say
 
 __all__ = ["VolumeResult", "block_means", "harmonized_volumes", "run_volumes"]
 
@@ -31,6 +33,8 @@ FloatArray = NDArray[np.float64]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
 FALSE_RATES = (0.01, 0.001)
+READER_BINS = 255
+SHUFFLES = 1  # of the scanners in each split, to say what the best of three reads where there is nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +77,24 @@ class VolumeResult:
 
 
 def run_volumes(
-    name: str, out: Path, *, splits: int = 5, jobs: int | None = None, settings: Settings | None = None
+    name: str,
+    out: Path,
+    *,
+    splits: int = 5,
+    jobs: int | None = None,
+    settings: Settings | None = None,
+    fresh: bool = False,
 ) -> VolumeResult:
-    """Judge harmonized volumes of a cohort on several splits, and t-maps on the whole; write both tables."""
-    key = fingerprint(make_method("ours", 0, settings_of(name, "ours", settings)))
+    """Judge harmonized volumes of a cohort on several splits, and t-maps on the whole; write both tables.
+
+    Each split is kept as a file of its own under ``runs``, so a killed comparison goes on; ``fresh`` judges
+    all of them anew.
+    """
     stem = file_stem(name)
-    cached = out / "runs" / f"{stem}-volumes.json"
-    rows = _earlier(cached, key, splits)
-    if rows is None:
-        print(f"{name}: harmonized volumes of {splits} splits", file=sys.stderr, flush=True)
-        parts = fan_out(judge_split, ((name, k) for k in range(splits)), jobs=jobs)
-        rows = sorted((row for part in parts for row in part), key=lambda row: row["split"])
-        write_whole(cached, json.dumps({"settings": key, "splits": splits, "rows": rows}))
+    rows = _judged_splits(name, out / "runs", splits, jobs, fresh)
     pool, volumes = whole_cohort(name)
     truth = known_truth(name, volumes)
-    print(f"{name}: t-maps", file=sys.stderr, flush=True)
+    say(f"{name}: t-maps")
     maps, harmonized = disease_maps(name, pool, volumes, settings)
     result = VolumeResult(
         name, pd.DataFrame(rows), _detected(maps, truth), maps, pool, volumes, harmonized, truth
@@ -98,6 +105,44 @@ def run_volumes(
     return result
 
 
+def _judged_splits(
+    name: str, folder: Path, splits: int, jobs: int | None, fresh: bool
+) -> list[dict[str, Any]]:
+    """Return the rows of all splits, and judge those that are not there yet."""
+    key = _split_key(*whole_cohort(name))
+    kept = {k: folder / f"{file_stem(name)}-volumes-{key}-{k}.json" for k in range(splits)}
+    known = {k: None if fresh else _read_split(path) for k, path in kept.items()}
+    todo = [k for k, rows in known.items() if rows is None]
+    if len(todo) < splits:
+        say(f"{splits - len(todo)} of {splits} splits of {name} are there already")
+    say(f"{name}: harmonized volumes of {len(todo)} splits")
+    start = time.perf_counter()
+    for done, rows in enumerate(fan_out(judge_split, ((name, k) for k in todo), jobs=jobs), start=1):
+        k = rows[0]["split"]
+        known[k] = rows
+        write_whole(kept[k], json.dumps(rows))
+        left = (time.perf_counter() - start) / done * (len(todo) - done)
+        say(f"[{done}/{len(todo)}] splits; about {duration(left)} left")
+    return [row for k in range(splits) for row in known[k] or ()]
+
+
+def _split_key(pool: PooledDataset, volumes: Volumes) -> str:
+    """Return a name for the splits of a cohort that no other people, images or code share."""
+    digest = hashlib.sha256(repr((code_hash(), pool.sites, HARMONIZED)).encode())
+    for part in (pool.C, pool.site, volumes.mask, volumes.scales):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read_split(path: Path) -> list[dict[str, Any]] | None:
+    """Return the rows of an earlier run; a file that holds none is made anew."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return rows if [row["method"] for row in rows] == list(HARMONIZED) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     """Fit harmonizers on the training people of a split and judge their volumes on the held-out ones."""
     data = load_brains(name, seed)
@@ -105,18 +150,22 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     place = {path: k for k, path in enumerate(volumes.paths)}
     train, test = (np.array([place[path] for path in part.images or ()]) for part in (data.train, data.test))
     truth = known_truth(name, volumes)
+    clean = None if truth is None else truth.clean.read()
     rows = []
-    chance = _best_reader(pool.C, pool, train, test)
+    alone = _best_reader(pool.C, pool.site, train, test)
     for method in HARMONIZED:
         values = harmonized_volumes(method, pool, volumes, train)
         blocks = block_means(values, volumes.mask)
         row: dict[str, Any] = {"split": seed, "method": method}
-        row |= {"scanner": _best_reader(blocks, pool, train, test), "scanner_from_age": chance}
+        row |= {"scanner": _best_reader(blocks, pool.site, train, test), "scanner_from_age": alone}
         row["scanner_within"] = _reader_within(blocks, pool, test)
-        if truth is not None:
-            row |= _likeness(values, truth.clean.read(), train, test)
+        if clean is not None:
+            row |= _likeness(values, clean, train, test)
         rows.append(row)
-    return rows
+    # Of the last method's volumes: with shuffled scanners nothing is to be read from any.
+    shuffled = [np.random.default_rng((seed, k)).permutation(pool.site) for k in range(SHUFFLES)]
+    level = float(np.mean([_best_reader(blocks, site, train, test) for site in shuffled]))
+    return [row | {"scanner_shuffled": level} for row in rows]
 
 
 def harmonized_volumes(
@@ -202,16 +251,16 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     return Truth(clean, affected > 0, unaffected > 0, direction.astype(np.float64))
 
 
-def _best_reader(x: FloatArray, pool: PooledDataset, train: Any, test: Any) -> float:
+def _best_reader(x: FloatArray, site: NDArray[np.intp], train: Any, test: Any) -> float:
     """Return the balanced accuracy of the best of three readers of the scanner, fitted on train."""
     from sklearn.metrics import balanced_accuracy_score
 
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a reader that has not settled reads worse, no more
-        for reader in site_readers():
-            reader.fit(x[train], pool.site[train])
-            found.append(float(balanced_accuracy_score(pool.site[test], reader.predict(x[test]))))
+        for reader in site_readers(READER_BINS):
+            reader.fit(x[train], site[train])
+            found.append(float(balanced_accuracy_score(site[test], reader.predict(x[test]))))
     return max(found)
 
 
@@ -231,7 +280,7 @@ def _reader_within(x: FloatArray, pool: PooledDataset, test: Any) -> float:
     folds = StratifiedKFold(min(5, fewest), shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        readers = islice(site_readers(), 2)  # the perceptron needs more people
+        readers = islice(site_readers(READER_BINS), 2)  # the perceptron needs more people
         said = [cross_val_predict(reader, x[test], site, cv=folds) for reader in readers]
     return max(float(balanced_accuracy_score(site, one)) for one in said)
 
@@ -270,14 +319,6 @@ def _detected(maps: dict[str, StatMap], truth: Truth | None) -> pd.DataFrame:
                 row[f"found_at_{rate:g}"] = at.found
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _earlier(path: Path, key: str, splits: int) -> list[dict[str, Any]] | None:
-    if not path.is_file():
-        return None
-    record = json.loads(path.read_text())
-    same = record["settings"] == key and record["splits"] == splits
-    return record["rows"] if same else None
 
 
 def _markdown(frame: pd.DataFrame) -> str:
