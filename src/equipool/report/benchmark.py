@@ -131,15 +131,26 @@ def support_figure(runs: pd.DataFrame) -> Figure:
     return figure
 
 
-FRONTIER_MARKS = {"ours": "*", "ours-y": "*", "clean": "P"}
+# Colour, mark and inside of each harmonizer.
+FRONTIER = {
+    "raw": (COLOURS[6], "s", COLOURS[6]),
+    "combat-nocov": (COLOURS[3], "o", COLOURS[3]),
+    "combat": (COLOURS[1], "o", COLOURS[1]),
+    "combat-gam": (COLOURS[2], "o", COLOURS[2]),
+    "covbat": (COLOURS[4], "o", COLOURS[4]),
+    "covbat-gam": (COLOURS[5], "o", COLOURS[5]),
+    "ours": (COLOURS[0], "*", COLOURS[0]),
+    "ours-y": (COLOURS[0], "*", "none"),
+    "clean": ("black", "P", "black"),
+}
+NARROWEST = 0.1  # of the axis of the site: less is not worth telling apart
 
 
 def frontier_figure(folds: pd.DataFrame) -> Figure:
     """Draw harmonizers between site and biology: the better, the further to the upper left."""
     from matplotlib.figure import Figure
 
-    tables, methods = (list(dict.fromkeys(folds[column])) for column in ("table", "method"))
-    colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(sorted(methods))}
+    tables = list(dict.fromkeys(folds["table"]))
     handles: dict[str, Any] = {}
     rows = {"age": "age, R²", "lso": "age on sites left out, R²"}
     figure = Figure(figsize=(4 * len(tables) + 1, 6.6), layout="constrained")
@@ -149,16 +160,20 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
         repeats = part.groupby(["method", "repeat"], sort=False)[["adv", list(rows)[row]]].mean()
         for method, points in repeats.groupby(level="method", sort=False):
             x, y = points["adv"], points[list(rows)[row]]
+            colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
             handles[str(method)] = line.errorbar(
                 [x.mean()],
                 [y.mean()],
                 xerr=_bars(x),
                 yerr=_bars(y),
-                fmt=FRONTIER_MARKS.get(str(method), "o"),
-                color=colours[method],
-                markersize=12 if method in FRONTIER_MARKS else 7,
+                fmt=mark,
+                color=colour,
+                markerfacecolor=inside,
+                markersize=12 if mark == "*" else 7,
             )
         line.axvline(part["adv_age"].mean(), color="black", linestyle=":", linewidth=1)
+        low, high = line.get_xlim()
+        line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
         line.set(ylabel=list(rows.values())[row] if column == 0 else "")
         line.set(
             **({"title": tables[column]} if row == 0 else {"xlabel": "site is read (balanced accuracy)"})
