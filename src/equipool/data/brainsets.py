@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from equipool.data.images import Volumes
 from equipool.data.pooled import PooledDataset
 from equipool.data.uci import DatasetSplit, cache_folder
 from equipool.exceptions import InputError
+from equipool.progress import say
 
 __all__ = [
     "BRAINS",
@@ -87,7 +87,7 @@ def simulated_folder(like: str) -> Path:
     folder = place_of(like)
     if not (folder / "participants.tsv").is_file():
         brains = simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
-        print(f"simulating {len(brains)} brains into {folder}", file=sys.stderr, flush=True)
+        say(f"simulating {len(brains)} brains into {folder}")
         for _ in brains.write(folder, jobs=os.cpu_count() or 1):
             pass
     return folder

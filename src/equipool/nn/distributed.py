@@ -231,6 +231,12 @@ class Pairs:
         return torch.tensor(above, dtype=bits.dtype, device=x.device).view(x.dtype)
 
 
+def _sum_of_all(x: Tensor) -> Tensor:
+    summed = x.clone()
+    processes.all_reduce(summed)
+    return summed
+
+
 class _Shared(torch.autograd.Function):
     """Nothing forwards; backwards, what the processes' parts say is added up."""
 
@@ -240,9 +246,7 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        summed = gradients[0].clone()
-        processes.all_reduce(summed)
-        return summed
+        return _sum_of_all(gradients[0])
 
 
 class _AddUp(torch.autograd.Function):
@@ -250,9 +254,7 @@ class _AddUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        summed = x.clone()
-        processes.all_reduce(summed)
-        return summed
+        return _sum_of_all(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -272,15 +274,11 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        summed = x.clone()
-        processes.all_reduce(summed)
-        return summed
+        return _sum_of_all(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        summed = gradients[0].clone()
-        processes.all_reduce(summed)
-        return summed
+        return _sum_of_all(gradients[0])
 
 
 class _Gather(torch.autograd.Function):
