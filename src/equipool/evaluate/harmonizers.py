@@ -52,6 +52,7 @@ HARMONIZERS = (
     "ours-y",
     "clean",
 )
+READER_BINS = 255
 SHOWN = {
     "adv": "adv",
     "adv_age": "adv, covariates alone",
@@ -267,11 +268,11 @@ def _applied(
     return np.asarray(a), np.asarray(b)
 
 
-def site_readers(bins: int | None = None) -> Iterator[Any]:
+def site_readers() -> Iterator[Any]:
     """Return three readers of the site: logistic regression, boosted trees, a perceptron.
 
-    With ``bins``, columns are cut into so many quantiles before the trees see them. Trees have 255 of their
-    own, but weighted ones, which scikit-learn looks for one after the other: a minute for 600 columns.
+    Columns are cut into quantiles before the trees see them. Trees have 255 of their own, but weighted ones,
+    which scikit-learn looks for one after the other: a minute for 600 columns.
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
@@ -283,8 +284,7 @@ def site_readers(bins: int | None = None) -> Iterator[Any]:
     trees = HistGradientBoostingClassifier(
         max_iter=40, max_leaf_nodes=15, class_weight="balanced", random_state=0
     )
-    cuts = (StandardScaler(), KBinsDiscretizer(bins, encode="ordinal")) if bins else ()
-    yield make_pipeline(*cuts, trees)
+    yield make_pipeline(StandardScaler(), KBinsDiscretizer(READER_BINS, encode="ordinal"), trees)
     perceptron = MLPClassifier((64, 64), max_iter=60, early_stopping=True, random_state=0)
     yield make_pipeline(StandardScaler(), perceptron)
 

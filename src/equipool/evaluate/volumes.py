@@ -33,7 +33,6 @@ FloatArray = NDArray[np.float64]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
 FALSE_RATES = (0.01, 0.001)
-READER_BINS = 255
 SHUFFLES = 1  # of the scanners in each split, to say what the best of three reads where there is nothing
 
 
@@ -258,7 +257,7 @@ def _best_reader(x: FloatArray, site: NDArray[np.intp], train: Any, test: Any) -
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a reader that has not settled reads worse, no more
-        for reader in site_readers(READER_BINS):
+        for reader in site_readers():
             reader.fit(x[train], site[train])
             found.append(float(balanced_accuracy_score(site[test], reader.predict(x[test]))))
     return max(found)
@@ -280,7 +279,7 @@ def _reader_within(x: FloatArray, pool: PooledDataset, test: Any) -> float:
     folds = StratifiedKFold(min(5, fewest), shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        readers = islice(site_readers(READER_BINS), 2)  # the perceptron needs more people
+        readers = islice(site_readers(), 2)  # the perceptron needs more people
         said = [cross_val_predict(reader, x[test], site, cv=folds) for reader in readers]
     return max(float(balanced_accuracy_score(site, one)) for one in said)
 

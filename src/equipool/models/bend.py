@@ -1,152 +1,473 @@
-"""What sites bend: a site's skewness brought to the pool's, feature by feature, in closed form.
+"""What sites bend: each site's features brought to the pool's shape by rising curves that likelihood chooses.
 
-A scanner that compresses large values, as a gamma does, gives its people's residuals another skewness. The
-quadratic q − a (q² − 1) takes a skewness of 6a away and leaves the mean; a is shrunk by how little a site's
-people tell of a third moment. Beyond 2.5 deviations it is a shift, so the map is monotone and has an inverse.
+A scanner that compresses large values, as a gamma does, acts on the value, trend included. So the model is
+g_s(v) = trend(covariates) + what is the person's own, a standard Gaussian: g_s is a rising curve for each
+site and feature, straight beyond its outer knots, and v is the feature after a shift and a gain. A person of
+site s is moved to ḡ⁻¹(g_s(v)), ḡ the mean curve of all sites, so that what all sites share stays as it is.
+
+The likelihood is concave in the slopes at the knots and in the trend's coefficients together, and is made of
+sums over people: Newton's method finds the one optimum in a few steps, whatever the number of rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.models.design import Design
 from equipool.models.pieces import pieces, site_rows
 
-__all__ = ["Bend", "fit_bend", "no_bend"]
+__all__ = ["CURVE", "Affine", "Bend", "fit_bend", "no_bend"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-REACH = 2.5  # deviations within which the map is a quadratic
-LARGEST = 0.18  # of a, below 1 / (2 · REACH): beyond, the map would turn back
-CLIP = 3.5  # deviations, so that one outlier is not a skewness
+KNOTS = np.linspace(-2.5, 2.5, 6)  # in deviations of the feature over people
+STEP = float(KNOTS[1] - KNOTS[0])
+CURVE = 1 + len(KNOTS)  # numbers of a curve: its height at the first knot and its slopes
+STIFFNESS = (
+    100.0,
+    30.0,
+    10.0,
+    3.0,
+    1.0,
+)  # in people: how much of the pool's curve a site's own is mixed with
 SURE = 2.0  # standard errors by which held-out people must show that sites bend
+SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
+CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over people
+AT_ONCE = 2**20  # numbers of a block of features
+ROUNDS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """An account of sites without bending: features in the pool's units are z / spread − shift, (sites, p).
+
+    With ``slopes`` (q, p) and ``centre`` (p,) of the trend, spreads are of what is left beside it.
+    """
+
+    spread: FloatArray
+    shift: FloatArray
+    slopes: FloatArray | None = None
+    centre: FloatArray | None = None
+
+    def pooled(self, z: FloatArray, design: Design, basis: FloatArray, block: slice) -> FloatArray:
+        """Return some features in the pool's units."""
+        spread, shift = self.spread[design.site, block], self.shift[design.site, block]
+        if self.slopes is None or self.centre is None:
+            return z[:, block] / spread - shift
+        told = basis @ self.slopes[:, block] + self.centre[block]
+        return told + (z[:, block] - told - shift) / spread
 
 
 @dataclass(frozen=True, eq=False)
 class Bend:
-    """The quadratics of sites and features, (sites, p), and the scale of residuals that they act on, (p,).
+    """The curves of sites and features.
 
-    ``amount`` is a, 0 for none; ``stretch`` gives back the spread that straightening takes.
+    Attributes
+    ----------
+    scale, offset
+        (sites, p): v = z · scale + offset.
+    curves, pool
+        (sites, p, 1 + knots) and (p, 1 + knots): a curve's height at the first knot, and its slopes at all;
+        nothing in the last dimension where sites do not bend.
+    centre, width
+        (p,): the pool's z = centre + width · v.
     """
 
     scale: FloatArray
-    amount: FloatArray
-    stretch: FloatArray
+    offset: FloatArray
+    curves: FloatArray
+    pool: FloatArray
+    centre: FloatArray
+    width: FloatArray
 
-    def straighten(self, r: FloatArray, site: int) -> FloatArray:
-        """Return residuals of one site with the pool's skewness."""
-        a = self.amount[site]
-        if not a.any():
-            return r
-        q = r / self.scale
-        return (q - a * (np.clip(q, -REACH, REACH) ** 2 - 1)) * self.stretch[site] * self.scale
+    @property
+    def active(self) -> bool:
+        """Whether any site bends anything."""
+        return self.curves.shape[2] > 0
 
-    def bend(self, r: FloatArray, site: int) -> FloatArray:
-        """Return residuals as the site shows them: the inverse of :meth:`straighten`."""
-        a = self.amount[site]
-        if not a.any():
-            return r
-        y = r / self.scale / self.stretch[site]
-        outside = a * (REACH**2 - 1)
-        inner = np.clip(y, -REACH - outside, REACH - outside)
-        # The root of a q² − q + (y − a) = 0 that is y where a is 0.
-        q = 2 * (inner - a) / (1 + np.sqrt(np.maximum(1 - 4 * a * (inner - a), 0.0)))
-        return (q + (y - inner)) * self.scale
+    def straighten(self, z: FloatArray, site: int) -> FloatArray:
+        """Return features of one site as the pool would show them."""
+        if not self.active:
+            return z
+        v = z * self.scale[site] + self.offset[site]
+        return self.centre + self.width * _fall(_rise(v, self.curves[site]), self.pool)
 
-    def log_slope(self, r: FloatArray, site: int) -> FloatArray:
+    def bend(self, z: FloatArray, site: int) -> FloatArray:
+        """Return features as the site shows them: the inverse of :meth:`straighten`."""
+        if not self.active:
+            return z
+        v = _fall(_rise((z - self.centre) / self.width, self.pool), self.curves[site])
+        return (v - self.offset[site]) / self.scale[site]
+
+    def log_slope(self, z: FloatArray, site: int) -> FloatArray:
         """Return how much straightening stretches volumes around each row, as a logarithm."""
-        a = self.amount[site]
-        if not a.any():
-            return np.zeros(len(r))
-        q = r / self.scale
-        slope = 1 - 2 * a * np.where(np.abs(q) <= REACH, q, 0.0)
-        result: FloatArray = np.log(np.maximum(slope, 1e-3) * self.stretch[site]).sum(axis=1)
+        if not self.active:
+            return np.zeros(len(z))
+        v = z * self.scale[site] + self.offset[site]
+        pooled = (self.straighten(z, site) - self.centre) / self.width
+        slope = self.scale[site] * _slope(v, self.curves[site]) * self.width / _slope(pooled, self.pool)
+        result: FloatArray = np.log(slope).sum(axis=1)
         return result
 
     def with_site(self) -> Bend:
         """Return the same with one more site, which bends nothing."""
-        p = len(self.scale)
-        return Bend(self.scale, np.vstack([self.amount, np.zeros(p)]), np.vstack([self.stretch, np.ones(p)]))
+        return Bend(
+            np.vstack([self.scale, 1 / self.width]),
+            np.vstack([self.offset, -self.centre / self.width]),
+            np.concatenate([self.curves, self.pool[None]]),
+            self.pool,
+            self.centre,
+            self.width,
+        )
 
 
 def no_bend(n_sites: int, p: int) -> Bend:
     """Return what leaves everything as it is."""
-    return Bend(np.ones(p), np.zeros((n_sites, p)), np.ones((n_sites, p)))
+    ones, zeros = np.ones((n_sites, p)), np.zeros((n_sites, p))
+    return Bend(ones, zeros, np.empty((n_sites, p, 0)), np.empty((p, 0)), np.zeros(p), np.ones(p))
 
 
 def fit_bend(
-    residuals: FloatArray,
-    site: IntArray,
-    weight: FloatArray,
-    fold: IntArray,
-    n_sites: int,
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    penalty: FloatArray,
+    account: Callable[[IntArray], Sequence[Affine]],
+    *,
     wanted: bool | None = None,
 ) -> Bend:
-    """Fit the quadratics; ``wanted=None``: only where held-out people show that sites bend."""
-    p = residuals.shape[1]
-    if wanted is False or n_sites < 2:
-        return no_bend(n_sites, p)
-    squares = sum(weight[part] @ residuals[part] ** 2 for part in pieces(*residuals.shape))
-    scale = np.sqrt(np.maximum(squares / weight.sum(), 1e-300))
-    # A skewness does not depend on the scale, so residuals need not be divided by it.
-    own = site_rows(site, n_sites)
-    if wanted is None and not _held_out_agree(residuals, own, weight, fold):
-        return no_bend(n_sites, p)
-    skewness, pooled = _shrunk(*_cubes(residuals, own, weight))
-    a = np.clip(skewness / 6, -LARGEST, LARGEST)
-    # The variance of q − a (q² − 1) for a skewness of pooled + 6a and the tails of a Gaussian.
-    variance = 1 - 2 * a * (pooled + 6 * a) + 2 * a**2
-    return Bend(scale, a, 1 / np.sqrt(np.maximum(variance, 0.25)))
+    """Fit the curves; ``wanted=None``: only where they make held-out people likelier.
 
-
-def _cubes(r: FloatArray, own: list[IntArray], weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return each site's skewness of each feature, around its own mean and spread, and its people.
-
-    ``own`` are the rows of each site. Some features at a time: a mean has to be known before a spread.
+    ``penalty`` is that on the trend's coefficients, (columns of the basis,). ``account`` gives what there is
+    to say of sites without bending, learned from some rows: first what curves are put on, then, if any, a
+    rival, which they have to surpass too.
     """
-    skewness, people = np.zeros((len(own), r.shape[1])), np.zeros(len(own))
-    for s, rows in enumerate(own):
-        if len(rows) < 3:
-            continue
-        w = weight[rows]
-        people[s] = w.sum()
-        for part in pieces(r.shape[1], len(rows)):
-            q = r[rows, part]
-            q -= w @ q / people[s]
-            q /= np.maximum(np.sqrt(w @ q**2 / people[s]), 1e-9)
-            np.clip(q, -CLIP, CLIP, out=q)
-            skewness[s, part] = w @ (q * q * q) / people[s]
-    return skewness, people
+    n_sites, p = design.n_sites, z.shape[1]
+    if wanted is False or n_sites < 2 or not p or (wanted is None and design.n_folds < 2):
+        return no_bend(n_sites, p)
+    stiffness = _choose(_held_out_gains(z, design, basis, penalty, account), wanted)
+    if stiffness is None:
+        return no_bend(n_sites, p)
+    affine = account(design.everybody)[0]
+    curves, centre, width = np.empty((n_sites, p, CURVE)), np.empty(p), np.empty(p)
+    for block, v, centre[block], width[block] in _blocks(z, design, basis, affine):
+        sums = _sums(v, design, basis, design.everybody)
+        start = _pool_curve(sums, penalty)[0]
+        curves[:, block] = _newton(sums, start, stiffness, penalty)[0]
+    people = design.people
+    pool = np.tensordot(people / people.sum(), curves, axes=1)
+    return Bend(1 / (affine.spread * width), -(affine.shift + centre) / width, curves, pool, centre, width)
 
 
-def _shrunk(skewness: FloatArray, people: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return how far each site's skewness is from the pool's, shrunk by its error, and the pool's."""
-    known = people > 0
-    pooled = people @ skewness / max(people.sum(), 1e-12)
-    apart = np.where(known[:, None], skewness - pooled, 0.0)
-    error = np.where(known, 6 / np.maximum(people, 1e-12), np.inf)[:, None]  # variance of a sample's skewness
-    excess = (apart[known] ** 2 - error[known]).mean() if known.any() else 0.0
-    between = max(float(excess), 0.0)
-    return apart * between / (between + error), pooled
+def _choose(gains: FloatArray, wanted: bool | None) -> float | None:
+    """Return the stiffness that held-out people like best, None where they do not clearly like any.
 
-
-def _held_out_agree(r: FloatArray, own: list[IntArray], weight: FloatArray, fold: IntArray) -> bool:
-    """Say whether a site's skewness, learned from some of its people, foretells that of the others.
-
-    The gain of each held-out part of a site is how much nearer its third moments are to what the others of
-    the site showed than to the pool's. Features go together, so a part of a site counts as one observation.
+    ``gains`` are of (stiffness, sites, folds). Features go together, so the held-out part of a site counts as
+    one observation.
     """
-    gains = []
-    for k in range(int(fold.max()) + 1):
-        told, pooled = _shrunk(*_cubes(r, [rows[fold[rows] != k] for rows in own], weight))
-        seen, people = _cubes(r, [rows[fold[rows] == k] for rows in own], weight)
-        apart = seen - pooled
-        gain = people * (apart**2 - (apart - told) ** 2).mean(axis=1)
-        gains += gain[people > 0].tolist()
-    if len(gains) < 3 or not np.any(gains):
-        return False
-    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains))
-    return float(np.mean(gains)) > SURE * error
+    parts = gains[:, gains.any(axis=0)]  # a site without people in a fold says nothing
+    if wanted is None and parts.shape[1] < 3:
+        return None
+    total = parts.sum(axis=1)
+    if wanted is None:
+        error = parts.std(axis=1, ddof=1) * np.sqrt(parts.shape[1])
+        total = np.where(total > SURE * error, total, -np.inf)
+    return None if np.isinf(total).all() else STIFFNESS[int(total.argmax())]
+
+
+def _held_out_gains(
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    penalty: FloatArray,
+    account: Callable[[IntArray], Sequence[Affine]],
+) -> FloatArray:
+    """Return how much likelier curves make each site's held-out people, (stiffness, sites, folds)."""
+    straight, bent = [], []
+    for fit, held in design.folds():
+        affine, *rivals = account(fit)
+        costs = _costs(z, design, basis, penalty, affine, STIFFNESS, fit, held)
+        others = [_costs(z, design, basis, penalty, rival, (), fit, held)[0] for rival in rivals]
+        straight.append([costs[0], *others])
+        bent.append(costs[1:])
+    unbent = np.array(straight)  # (folds, accounts, sites)
+    best = unbent[:, unbent.sum(axis=(0, 2)).argmin()]
+    return np.array((best[:, None] - np.array(bent)).transpose(1, 2, 0))
+
+
+def _costs(
+    z: FloatArray,
+    design: Design,
+    basis: FloatArray,
+    penalty: FloatArray,
+    affine: Affine,
+    stiffness: Sequence[float],
+    fit: IntArray,
+    held: IntArray,
+) -> FloatArray:
+    """Return how unlikely each site's held-out people are, (1 + stiffness, sites): first unbent."""
+    costs = np.zeros((1 + len(stiffness), design.n_sites))
+    for block, v, _, width in _blocks(z, design, basis, affine):
+        learned, judges = _sums(v, design, basis, fit), _sums(v, design, basis, held)
+        # v is the feature divided by these; a Gaussian counts the logarithm.
+        costs += judges.people * np.log(affine.spread[:, block] * width).sum(axis=1)
+        pool, trend = _pool_curve(learned, penalty)
+        found = [_cost(judges, np.broadcast_to(pool, (design.n_sites, *pool.shape)), trend)]
+        curves: FloatArray | None = None
+        for people in stiffness:
+            curves, trend = _newton(learned, pool, people, penalty, start=curves, trend=trend)
+            found.append(_cost(judges, curves, trend))
+            if found[-1].sum() > found[-2].sum():
+                break  # softer curves would only be worse
+        costs += [found[min(k, len(found) - 1)] for k in range(len(costs))]
+    return costs
+
+
+# -- sums over people --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """What the likelihood needs of people, by site.
+
+    With J the integrals of the hats at the knots beside a 1, so that a curve is J @ (height, slopes), and B
+    the trend's basis: ``jj`` (sites, p, m, m), ``jb`` (sites, p, m, q), ``bb`` (sites, q, q), ``cells``
+    (sites, p, cells), how many people lie in each, and ``people`` (sites,).
+    """
+
+    jj: FloatArray
+    jb: FloatArray
+    bb: FloatArray
+    cells: FloatArray
+    people: FloatArray
+
+    def sum_of_sites(self) -> _Sums:
+        """Return the same with one site, the pool."""
+        return _Sums(*(part.sum(axis=0, keepdims=True) for part in vars(self).values()))
+
+
+def _blocks(
+    z: FloatArray, design: Design, basis: FloatArray, affine: Affine
+) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray]]:
+    """Give features, their values in deviations of the pool, its mean and deviation.
+
+    So many features at a time that their sums fit into memory.
+    """
+    m = CURVE
+    numbers = 2 * design.n_sites * (m * (m + basis.shape[1]) + len(HATS))
+    step = max(AT_ONCE // (numbers + len(z)), 1)
+    total = design.weight.sum()
+    for start in range(0, z.shape[1], step):
+        block = slice(start, start + step)
+        v = affine.pooled(z, design, basis, block)
+        centre = design.weight @ v / total
+        v -= centre
+        width = np.sqrt(np.maximum(design.weight @ v**2 / total, 1e-300))
+        v /= width
+        yield block, v, centre, width
+
+
+def _sums(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> _Sums:
+    """Add people up by site."""
+    n_sites, p, q, m = design.n_sites, v.shape[1], basis.shape[1], CURVE
+    jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
+    bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
+    for s, own in enumerate(site_rows(design.site[rows], n_sites)):
+        for some in (rows[own[piece]] for piece in pieces(len(own), p * m)):
+            w, b = design.weight[some], basis[some]
+            j = _integrals(v[some])  # (p, m, rows)
+            weighted = j * w
+            jj[s] += weighted @ j.transpose(0, 2, 1)
+            jb[s] += weighted @ b
+            bb[s] += (b * w[:, None]).T @ b
+            cells[s] += _counts(v[some], w)
+    return _Sums(jj, jb, bb, cells, design.people_of(rows))
+
+
+def _integrals(v: FloatArray) -> FloatArray:
+    """Return a 1 and the integrals of the hats from the first knot to v, (p, 1 + knots, rows)."""
+    v = v.T
+    result = np.zeros((len(v), CURVE, v.shape[1]))
+    result[:, 0] = 1.0
+    result[:, 1] = np.minimum(v - KNOTS[0], 0.0)
+    result[:, -1] = np.maximum(v - KNOTS[-1], 0.0)
+    for k, knot in enumerate(KNOTS[:-1]):
+        d = np.clip(v - knot, 0.0, STEP)
+        late = d * d / (2 * STEP)
+        result[:, 1 + k] += d - late
+        result[:, 2 + k] += late
+    return result
+
+
+def _hats() -> FloatArray:
+    """Return the hats at the middle of each cell, (cells, knots); beyond the outer knots is one cell."""
+    middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
+    places = np.concatenate([KNOTS[:1], middles, KNOTS[-1:]])
+    return np.stack([np.interp(places, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
+
+
+HATS = _hats()
+PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
+
+
+def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return how many people lie in each cell, (p, cells)."""
+    p = v.shape[1]
+    cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, len(HATS) - 2).astype(np.intp) + 1
+    flat = (cell + np.arange(p) * len(HATS)).ravel()
+    counts: FloatArray = np.bincount(flat, np.repeat(weight, p), p * len(HATS)).astype(np.float64)
+    return counts.reshape(p, len(HATS))
+
+
+# -- the likelihood and its optimum ------------------------------------------------------------------------
+
+
+def _parts(sums: _Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
+    """Return how unlikely people are, (sites, p), but for a constant; the trend is (p, q)."""
+    told = sums.jb @ trend[None, :, :, None]
+    quadratic = (curves[..., None, :] @ (sums.jj @ curves[..., None] - 2 * told))[..., 0, 0]
+    quadratic += np.einsum("pq,sqr,pr->sp", trend, sums.bb, trend)
+    rising: FloatArray = (sums.cells * np.log(curves[..., 1:] @ HATS.T)).sum(axis=-1)
+    return 0.5 * quadratic - rising
+
+
+def _cost(sums: _Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
+    """Return how unlikely each site's people are, all features together, (sites,)."""
+    return _parts(sums, curves, trend).sum(axis=1)
+
+
+def _pool_curve(sums: _Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
+    all_sites = sums.sum_of_sites()
+    p = all_sites.jj.shape[1]
+    line = np.ones((p, CURVE))
+    line[:, 0] = KNOTS[0]
+    curves, trend = _newton(all_sites, line, 1.0, penalty)
+    return curves[0], trend
+
+
+def _pull(prior: FloatArray) -> FloatArray:
+    """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
+    m = prior.shape[1]
+    steps = np.diff(np.eye(m)[1:], axis=0)
+    precision = np.eye(m) + SMOOTH * steps.T @ steps
+    scale = np.concatenate([np.ones((len(prior), 1)), 1 / prior[:, 1:]], axis=1)
+    result: FloatArray = precision * scale[:, :, None] * scale[:, None, :]
+    return result
+
+
+def _newton(
+    sums: _Sums,
+    prior: FloatArray,
+    stiffness: float,
+    penalty: FloatArray,
+    *,
+    start: FloatArray | None = None,
+    trend: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the likeliest curves (sites, p, m) and trend (p, q).
+
+    Slopes are drawn to those of the prior, (p, m), in proportion, and heights to its height.
+    """
+    n_sites, p, m, q = sums.jb.shape
+    pull = stiffness * _pull(prior)
+    curves = np.broadcast_to(prior, (n_sites, p, m)).copy() if start is None else start
+    trend = np.zeros((p, q)) if trend is None else trend
+    inner = sums.bb.sum(axis=0) + np.diag(penalty)
+
+    def objective(curves: FloatArray, trend: FloatArray) -> FloatArray:
+        apart = curves - prior
+        drawn = 0.5 * np.einsum("spm,pmn,spn->p", apart, pull, apart)
+        result: FloatArray = _parts(sums, curves, trend).sum(axis=0) + drawn + 0.5 * trend**2 @ penalty
+        return result
+
+    value = objective(curves, trend)
+    for _ in range(ROUNDS):
+        step, turn, decrement = _newton_step(sums, curves, trend, pull, prior, inner)
+        if not (decrement > 1e-6 * sums.people.sum()).any():
+            break
+        # Slopes stay above 0, features are apart from one another: each goes as far as it can.
+        shrinks = np.where(step[..., 1:] < 0, -step[..., 1:] / curves[..., 1:], 0.0).max(axis=(0, 2))
+        length = np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12))
+        for _ in range(8):
+            tried = curves + length[:, None] * step, trend + length[:, None] * turn
+            new = objective(*tried)
+            worse = new > value + 1e-9 * np.abs(value)
+            if not worse.any():
+                break
+            length = np.where(worse, length / 2, length)
+        curves = np.where(worse[:, None], curves, tried[0])
+        trend, value = np.where(worse[:, None], trend, tried[1]), np.where(worse, value, new)
+    return curves, trend
+
+
+def _newton_step(
+    sums: _Sums,
+    curves: FloatArray,
+    trend: FloatArray,
+    pull: FloatArray,
+    prior: FloatArray,
+    inner: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the steps of curves and trend, and by how much each feature's cost would fall, (p,).
+
+    Sites meet in the trend alone, so they are eliminated one by one.
+    """
+    q, k = sums.jb.shape[3], len(KNOTS)
+    slopes = curves[..., 1:] @ HATS.T
+    share = sums.cells / slopes
+    gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
+    gradient += np.einsum("pmn,spn->spm", pull, curves - prior)
+    gradient[..., 1:] -= share @ HATS
+    hessian = sums.jj + pull
+    hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
+    slope = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
+    solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
+    across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
+    turn = np.linalg.solve(inner - across[..., :q], -(slope + across[..., q])[..., None])[..., 0]
+    step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
+    return step, turn, -(gradient * step).sum(axis=(0, 2)) - (slope * turn).sum(axis=1)
+
+
+# -- curves ------------------------------------------------------------------------------------------------
+
+
+def _heights(curve: FloatArray) -> FloatArray:
+    """Return the curves' heights at the knots, (p, knots)."""
+    between = np.cumsum((curve[:, 1:-1] + curve[:, 2:]) * (STEP / 2), axis=1)
+    return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
+
+
+def _slope(v: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return the curves' slopes at v (rows, p)."""
+    return np.stack(
+        [np.interp(x, KNOTS, slopes) for x, slopes in zip(v.T, curve[:, 1:], strict=True)], axis=1
+    )
+
+
+def _rise(v: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return the curves' heights at v (rows, p)."""
+    each = np.arange(v.shape[1])
+    k = np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
+    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    d = np.clip(v - KNOTS[k], 0.0, STEP)
+    inside = _heights(curve)[each, k] + d * (low + (high - low) * d / (2 * STEP))
+    return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
+
+
+def _fall(y: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return where the curves have the heights y (rows, p)."""
+    each, heights = np.arange(y.shape[1]), _heights(curve)
+    k = sum((y >= height).astype(np.intp) for height in heights.T[1:-1])
+    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    within = np.clip(y, heights[:, 0], heights[:, -1])
+    up = within - heights[each, k]
+    # The root of low · d + (high − low) d² / 2 step = up that stays finite where both slopes are equal.
+    root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
+    d = 2 * up / np.maximum(low + root, 1e-300)
+    return KNOTS[k] + d + np.minimum(y - within, 0.0) / low + np.maximum(y - within, 0.0) / high

@@ -15,10 +15,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
+from equipool.models.design import ATOM_WHOLE, Design, find_atoms
 from equipool.models.encoding import covariate_frame, encode
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.seeding import seed_for
-from equipool.models.sitemodel import ATOM_WHOLE, Design, SiteModel, find_atoms, fit_site_model
+from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
 from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
@@ -54,8 +55,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         keeps more of the people's. ``None``: the least that costs held-out people next to nothing;
         ``numpy.inf``: covariances are left as they are, as in ComBat.
     bending
-        Whether sites may bend features, as a gamma does: their skewness is then brought to the pool's.
-        ``None``: where held-out people show it.
+        Whether sites may bend features, as a gamma does: a rising curve for each site and feature then brings
+        them to the pool's shape. ``None``: where that makes held-out people likelier.
     random_state
         Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
 
@@ -68,7 +69,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     model_
-        The closed form, a :class:`SiteModel`, in standardised features.
+        What was learned, a :class:`SiteModel`, in standardised features.
 
     Examples
     --------

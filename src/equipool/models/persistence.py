@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -22,7 +23,7 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
-from equipool.models.bend import Bend, no_bend
+from equipool.models.bend import CURVE, Bend, no_bend
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
@@ -174,7 +175,7 @@ def _require_shapes(model: SiteModel, estimator: SiteHarmonizer) -> None:
         array = getattr(model, name)
         if array.shape != shape or not np.isfinite(array).all():
             raise ValueError(f"{name} has shape {array.shape}")
-    if estimator.moved_.shape != (estimator.n_features_in_,) or model.bend.amount.shape != (n_sites, p):
+    if estimator.moved_.shape != (estimator.n_features_in_,):
         raise ValueError("features")
 
 
@@ -257,6 +258,26 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     return facts, numbers
 
 
+def _rebuild_bend(arrays: dict[str, NDArray[np.float64]], n_sites: int, p: int) -> Bend:
+    """Return what sites bend; models saved before they had curves have none, or a quadratic."""
+    if not arrays.get("amount", np.zeros(0)).any() and "curves" not in arrays:
+        return no_bend(n_sites, p)
+    if "curves" not in arrays:
+        raise ValueError("sites bend by a quadratic, which is no longer read; fit the model again")
+    bend = Bend(**arrays)
+    shapes = {"scale": (n_sites, p), "offset": (n_sites, p), "centre": (p,), "width": (p,)}
+    width = bend.curves.shape[-1]
+    shapes |= {"curves": (n_sites, p, width), "pool": (p, width)}
+    for name, shape in shapes.items():
+        array = getattr(bend, name)
+        if array.shape != shape or not np.isfinite(array).all() or width not in (0, CURVE):
+            raise ValueError(f"bend.{name} has shape {array.shape}")
+    rising = (bend.curves[..., 1:], bend.pool[..., 1:], bend.width, bend.scale)
+    if not all((part > 0).all() for part in rising):
+        raise ValueError("a curve falls")
+    return bend
+
+
 def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> SiteHarmonizer:
     estimator = SiteHarmonizer(**facts["settings"])
     estimator.n_features_in_ = facts["n_features"]
@@ -267,11 +288,10 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     for name in HARMONIZER_ARRAYS:
         setattr(estimator, name, arrays[name])
     trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
-    # Models saved before sites could bend have none of it.
     bend = {k[5:]: v for k, v in arrays.items() if k.startswith("bend.")}
     estimator.model_ = SiteModel(
         trend=trend,
-        bend=Bend(**bend) if bend else no_bend(*arrays["model.shift"].shape),
+        bend=_rebuild_bend(bend, *arrays["model.shift"].shape),
         mixing=np.inf if facts["mixing"] is None else _require_number(facts["mixing"], least=1e-9),
         curvature=_require_number(facts["curvature"], least=0.0),
         gain=facts["gain"] is True,
