@@ -104,15 +104,13 @@ class Bend:
         v = _fall(_rise((z - self.centre) / self.width, self.pool), self.curves[site])
         return (v - self.offset[site]) / self.scale[site]
 
-    def log_slope(self, z: FloatArray, site: int) -> FloatArray:
-        """Return how much straightening stretches volumes around each row, as a logarithm."""
+    def slope(self, z: FloatArray, site: int) -> FloatArray:
+        """Return how much straightening stretches each feature around each row."""
         if not self.active:
-            return np.zeros(len(z))
+            return np.ones_like(z)
         v = z * self.scale[site] + self.offset[site]
         pooled = (self.straighten(z, site) - self.centre) / self.width
-        slope = self.scale[site] * _slope(v, self.curves[site]) * self.width / _slope(pooled, self.pool)
-        result: FloatArray = np.log(slope).sum(axis=1)
-        return result
+        return self.scale[site] * _slope(v, self.curves[site]) * self.width / _slope(pooled, self.pool)
 
     def with_site(self) -> Bend:
         """Return the same with one more site, which bends nothing."""

@@ -238,13 +238,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
         model, moved = self.model_, np.array(names, dtype=object)[self.moved_]
         scale = self.feature_scale_[self.moved_]
-        # The error before shrinkage: an interval that leans on a prior of three sites would be too narrow.
-        shift, error = model.shift, model.error
-        if model.gain:
-            # What the site shows of people with the pool's mean covariates, beside the mean of all sites.
-            shift = model.spread * (model.centre + model.shift)
-            shift = shift - model.people @ shift / model.people.sum()
-            error = error * model.spread
+        shift, error, spread = model.effects()
         return pd.DataFrame(
             {
                 "site": np.repeat(self.sites_, len(moved)),
@@ -252,7 +246,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 "shift": (shift * scale).ravel(),
                 "low": ((shift - 1.96 * error) * scale).ravel(),
                 "high": ((shift + 1.96 * error) * scale).ravel(),
-                "spread": model.spread.ravel(),
+                "spread": spread.ravel(),
             }
         )
 
@@ -260,10 +254,11 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn to guess the covariates from features, for people who come without them."""
         self.readers_ = np.empty((2, z.shape[1] + 1, design.c.shape[1]))
         penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
+        shift = self.model_.effects()[0]
         for k in range(2):
             squares, goal = penalty, np.zeros(self.readers_.shape[1:])
             for part in pieces(*z.shape):
-                x = z[part] - self.model_.shift[design.site[part]] if k else z[part]
+                x = z[part] - shift[design.site[part]] if k else z[part]
                 columns = np.hstack([x, np.ones((len(x), 1))])
                 weighted = columns * design.weight[part, None]
                 squares = squares + weighted.T @ columns
@@ -413,7 +408,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if covariates is None:
             # A site that is unknown counts as the pool.
             known = codes is not None
-            shift = np.vstack([self.model_.shift, np.zeros(z.shape[1])])
+            shift = np.vstack([self.model_.effects()[0], np.zeros(z.shape[1])])
             x = z - shift[codes] if codes is not None else z
             weights = self.readers_[int(known)]
             return x @ weights[:-1] + weights[-1]
@@ -432,7 +427,10 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         codes = None if labels is None else self._codes(labels)
         expected = self.model_.expected(self._covariates(covariates, z, codes))
         if codes is not None:
-            expected = expected + np.vstack([self.model_.shift, np.zeros(z.shape[1])])[codes]
+            # A site that is unknown counts as the pool.
+            seen = codes >= 0
+            some = expected[seen]
+            expected[seen] = _measured(self.model_, np.zeros_like(some), some, codes[seen])
         guess = start.copy()
         guess[:, self.moved_] = self._in_units(expected)
         return np.where(empty, guess, array)

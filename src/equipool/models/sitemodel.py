@@ -98,6 +98,20 @@ class SiteModel:
             return self.bend.bend((expected + self.shift[site] + own) * self.spread[site], site)
         return self.bend.bend(expected + self.shift[site] + own * self.spread[site], site)
 
+    def effects(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return what each site does around people of mean covariates, each (sites, p).
+
+        Its shift beside the mean of all sites, the shift's standard error and its spread, all in features as
+        the site shows them. The error is that before shrinkage: an interval that leans on a prior of three
+        sites would be too narrow.
+        """
+        centre = self.centre[None]
+        level = np.vstack([self.measured(0 * centre, centre, s) for s in range(len(self.shift))])
+        slope = np.vstack([self.bend.slope(level[[s]], s) for s in range(len(self.shift))])
+        spread = self.spread / slope
+        error = self.error * (spread if self.gain else 1 / slope)
+        return level - self.people @ level / self.people.sum(), error, spread
+
     def log_likelihood(self, z: FloatArray, expected: FloatArray) -> FloatArray:
         """Return how likely each site would have measured each row, (rows, sites), up to a constant."""
         result = np.empty((len(z), len(self.shift)))
@@ -106,7 +120,8 @@ class SiteModel:
             white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
             squares, determinant = squared_length(white, *self._directions(s), rest=self._rest(s))
             result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
-            result[:, s] += self.bend.log_slope(z, s)
+            if self.bend.active:
+                result[:, s] += np.log(self.bend.slope(z, s)).sum(axis=1)
         return result
 
     def with_site(self, z: FloatArray, expected: FloatArray) -> SiteModel:
