@@ -238,13 +238,18 @@ def test_sites_too_small_to_judge_are_said_to_be(quick):
 SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
 
-def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=()):
+def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33):
     """Return readings as told, with chance at 0.33."""
     columns = ("stage", "reader", "fitted_on", "mean", "sd")
     rows = [
         (stage, "logistic", who, value, 0.01)
         for who, own in (("training people", after), ("held-out people", after_held_out))
-        for stage, value in (("before", before), ("after", own), ("shuffled", 0.33))
+        for stage, value in (
+            ("before", before),
+            ("after", own),
+            ("covariates", covariates),
+            ("shuffled", 0.33),
+        )
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
@@ -255,6 +260,22 @@ def test_the_worse_reading_decides():
     assert verdict(found_of(after_held_out=0.34))[0]["level"] == "good"
     assert verdict(found_of(after_held_out=0.60))[0]["level"] == "fair"
     assert verdict(found_of(after_held_out=0.88))[0]["level"] == "bad"
+
+
+def test_the_truth_itself_is_no_bad_news_where_ages_are_disjoint():
+    truth = ep.simulate_table(overlap=0.0)
+    found = held_out(truth.pool, truth.pool.features, lambda train: truth.clean)
+    assert [one for one in verdict(found, "age") if one["level"] == "bad"] == []
+    assert "cannot be told" in verdict(found, "age")[0]["text"]
+
+
+def test_nothing_is_told_of_a_site_that_age_alone_tells():
+    said = verdict(found_of(before=1.0, after=0.99, after_held_out=0.99, covariates=0.99), "age")[0]
+    assert said["level"] == "fair"
+    assert "cannot be told" in said["text"]
+    assert "age alone tells it" in said["text"]
+    # Where age tells a part, what is beyond it can be judged.
+    assert verdict(found_of(after_held_out=0.6, covariates=0.6), "age")[0]["level"] == "good"
 
 
 @pytest.mark.parametrize("before", [0.35, 0.6])

@@ -40,6 +40,7 @@ JUDGED = 5000  # people beyond whom the folds take a sample
 MAPPED = 500  # people drawn in a t-SNE
 TURNED = 1000  # people that τ is learned from
 TAU_STEPS = 150
+TELLS = 0.9  # balanced accuracy from the covariates alone; beyond, reading the site says nothing
 CLOSE = 0.03  # of a balanced accuracy, R² or AUC: less is not worth a sentence
 
 
@@ -491,7 +492,10 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     )
     others = f"from {covariates} alone" if covariates else "by chance"
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
-    if after > max(before, floor) + spread:
+    if floor >= TELLS:
+        level, told = "fair", covariates or "something else"
+        text = f"Whether the site is gone cannot be told by reading it: {told} alone tells it {numbers}."
+    elif after > max(before, floor) + spread:
         text = f"Bad news: the site is easier to read than before {numbers}."
     elif before <= floor + spread:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
