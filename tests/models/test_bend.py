@@ -208,6 +208,16 @@ def test_a_rival_without_bending_must_be_surpassed():
     assert not fit_bend(own, design, design.c, np.full(1, 1e-6), lambda rows: [poor, plain]).active
 
 
+def test_a_part_of_many_people_is_enough_to_choose_by(monkeypatch):
+    for bent in (False, True):
+        own, seen, design = _bent(np.random.default_rng(3), 400, features=12, amount=0.2)
+        whole = _fit(seen if bent else own, design)
+        monkeypatch.setattr(module, "ENOUGH", 400)
+        part = _fit(seen if bent else own, design)
+        assert whole.active == part.active == bent
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_features_may_come_in_any_number_of_blocks(monkeypatch, blocks):
     _, seen, design = _bent(np.random.default_rng(0), 100, features=6)

@@ -40,6 +40,7 @@ SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apar
 CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over people
 AT_ONCE = 2**20  # numbers of a block of features
 ROUNDS = 30
+ENOUGH = 20_000  # people by whom to choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +55,16 @@ class Affine:
     slopes: FloatArray | None = None
     centre: FloatArray | None = None
 
-    def pooled(self, z: FloatArray, design: Design, basis: FloatArray, block: slice) -> FloatArray:
-        """Return some features in the pool's units."""
-        spread, shift = self.spread[design.site, block], self.shift[design.site, block]
+    def pooled(
+        self, z: FloatArray, design: Design, basis: FloatArray, rows: IntArray, block: slice
+    ) -> FloatArray:
+        """Return some features of some rows in the pool's units."""
+        site = design.site[rows]
+        seen, spread, shift = z[rows, block], self.spread[site, block], self.shift[site, block]
         if self.slopes is None or self.centre is None:
-            return z[:, block] / spread - shift
-        told = basis @ self.slopes[:, block] + self.centre[block]
-        return told + (z[:, block] - told - shift) / spread
+            return seen / spread - shift
+        told = basis[rows] @ self.slopes[:, block] + self.centre[block]
+        return told + (seen - told - shift) / spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +157,9 @@ def fit_bend(
         return no_bend(n_sites, p)
     affine = account(design.everybody)[0]
     curves, centre, width = np.empty((n_sites, p, CURVE)), np.empty(p), np.empty(p)
-    for block, v, centre[block], width[block] in _blocks(z, design, basis, affine):
-        sums = _sums(v, design, basis, design.everybody)
+    everybody = design.everybody
+    for block, v, centre[block], width[block] in _blocks(z, design, basis, affine, everybody):
+        sums = _sums(v, design, basis, everybody)
         start = _pool_curve(sums, penalty)[0]
         curves[:, block] = _newton(sums, start, stiffness, penalty)[0]
     people = design.people
@@ -187,7 +192,10 @@ def _held_out_gains(
 ) -> FloatArray:
     """Return how much likelier curves make each site's held-out people, (stiffness, sites, folds)."""
     straight, bent = [], []
-    for fit, held in design.folds():
+    step = max(len(z) // ENOUGH, 1)
+    for everybody in design.folds():
+        # So many people tell whether sites bend as well as all would: every site's in proportion.
+        fit, held = (rows[np.argsort(design.site[rows], kind="stable")][::step] for rows in everybody)
         affine, *rivals = account(fit)
         costs = _costs(z, design, basis, penalty, affine, STIFFNESS, fit, held)
         others = [_costs(z, design, basis, penalty, rival, (), fit, held)[0] for rival in rivals]
@@ -210,8 +218,9 @@ def _costs(
 ) -> FloatArray:
     """Return how unlikely each site's held-out people are, (1 + stiffness, sites): first unbent."""
     costs = np.zeros((1 + len(stiffness), design.n_sites))
-    for block, v, _, width in _blocks(z, design, basis, affine):
-        learned, judges = _sums(v, design, basis, fit), _sums(v, design, basis, held)
+    for block, v, _, width in _blocks(z, design, basis, affine, np.concatenate([fit, held])):
+        learned = _sums(v[: len(fit)], design, basis, fit)
+        judges = _sums(v[len(fit) :], design, basis, held)
         # v is the feature divided by these; a Gaussian counts the logarithm.
         costs += judges.people * np.log(affine.spread[:, block] * width).sum(axis=1)
         pool, trend = _pool_curve(learned, penalty)
@@ -250,34 +259,34 @@ class _Sums:
 
 
 def _blocks(
-    z: FloatArray, design: Design, basis: FloatArray, affine: Affine
+    z: FloatArray, design: Design, basis: FloatArray, affine: Affine, rows: IntArray
 ) -> Iterator[tuple[slice, FloatArray, FloatArray, FloatArray]]:
-    """Give features, their values in deviations of the pool, its mean and deviation.
+    """Give features, their values in deviations of the pool of these rows, its mean and deviation.
 
     So many features at a time that their sums fit into memory.
     """
     m = CURVE
     numbers = 2 * design.n_sites * (m * (m + basis.shape[1]) + len(HATS))
-    step = max(AT_ONCE // (numbers + len(z)), 1)
-    total = design.weight.sum()
+    step = max(AT_ONCE // (numbers + len(rows)), 1)
+    weight = design.weight[rows] / design.weight[rows].sum()
     for start in range(0, z.shape[1], step):
         block = slice(start, start + step)
-        v = affine.pooled(z, design, basis, block)
-        centre = design.weight @ v / total
+        v = affine.pooled(z, design, basis, rows, block)
+        centre = weight @ v
         v -= centre
-        width = np.sqrt(np.maximum(design.weight @ v**2 / total, 1e-300))
+        width = np.sqrt(np.maximum(weight @ v**2, 1e-300))
         v /= width
         yield block, v, centre, width
 
 
 def _sums(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> _Sums:
-    """Add people up by site."""
+    """Add people up by site; v is of these rows."""
     n_sites, p, q, m = design.n_sites, v.shape[1], basis.shape[1], CURVE
     jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
     bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
     for s, own in enumerate(site_rows(design.site[rows], n_sites)):
-        for some in (rows[own[piece]] for piece in pieces(len(own), p * m)):
-            w, b = design.weight[some], basis[some]
+        for some in (own[piece] for piece in pieces(len(own), p * m)):
+            w, b = design.weight[rows[some]], basis[rows[some]]
             j = _integrals(v[some])  # (p, m, rows)
             weighted = j * w
             jj[s] += weighted @ j.transpose(0, 2, 1)
