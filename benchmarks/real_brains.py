@@ -1,10 +1,14 @@
 """Real brains of two scanners: what is left of the scanner, and of age and sex, on people held out.
 
     python benchmarks/real_brains.py FOLDER [--figure brains.png] [--folds 5] [--repeats 1] [--first-seed 0]
+    python benchmarks/real_brains.py FOLDER --severity wab_aq
 
 FOLDER is a BIDS folder of T1w brains on one grid whose participants.tsv has the columns scanner, age and sex.
 Everything is fitted on the training people of each fold. The scanner is read by the best of three readers
 from means over blocks of 4 × 4 × 4 voxels; age and sex by linear models on all voxels. One core.
+
+--severity names a column in which the scanners' patients may differ: what readers find from it alone is shown
+beside, and the scanner is read once more among pairs of both scanners' people who are alike in it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import balanced_accuracy_score, r2_score, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
@@ -39,18 +44,31 @@ class People:
     scanner: np.ndarray
     age: np.ndarray
     sex: np.ndarray
+    severity: np.ndarray | None = None
 
     @property
     def scaled_age(self) -> np.ndarray:
         """Around 0, in standard deviations, (people, 1)."""
         return ((self.age - self.age.mean()) / self.age.std())[:, None]
 
+    def paired(self, rows: np.ndarray) -> np.ndarray:
+        """Return those of rows who have a counterpart of the other scanner, a quarter of a deviation away."""
+        first, second = (rows[self.scanner[rows] == k] for k in (0, 1))
+        apart = np.abs(self.severity[first][:, None] - self.severity[second])
+        one, other = linear_sum_assignment(apart)
+        near = apart[one, other] <= 0.25 * self.severity.std()
+        return np.sort(np.concatenate([first[one[near]], second[other[near]]]))
 
-def people_of(folder: Path) -> People:
+
+def people_of(folder: Path, severity: str | None = None) -> People:
     table = read_bids(folder)
     volumes = Volumes.build(table["path"])
     codes = [np.unique(table[name].astype(str), return_inverse=True)[1] for name in ("scanner", "sex")]
-    return People(volumes, volumes.read(), codes[0], table["age"].to_numpy(dtype=float), codes[1])
+    about = None
+    if severity is not None:
+        numbers = pd.to_numeric(table[severity], errors="coerce")
+        about = numbers.fillna(numbers.median()).to_numpy()
+    return People(volumes, volumes.read(), codes[0], table["age"].to_numpy(dtype=float), codes[1], about)
 
 
 # -- methods: each returns everybody's volumes, having learned from the training people ------------------
@@ -155,14 +173,27 @@ def fold_scores(
     result = {}
     for name in methods:
         rows = METHODS[name](people, train)
-        scanner = scanner_read(block_means(rows, people.volumes.mask), people.scanner, train, test)
-        auc, r2 = biology(rows, people, train, test)
-        result[name] = {"scanner": scanner, "sex AUC": auc, "age R²": r2}
+        blocks = block_means(rows, people.volumes.mask)
+        result[name] = {"scanner": scanner_read(blocks, people.scanner, train, test)}
+        if people.severity is not None:
+            pairs = people.paired(train), people.paired(test)
+            result[name]["among pairs"] = scanner_read(blocks, people.scanner, *pairs)
+        result[name]["sex AUC"], result[name]["age R²"] = biology(rows, people, train, test)
     result["codes"] = codes(people, train, test, seed)
     result["age alone"] = {"scanner": scanner_read(people.scaled_age, people.scanner, train, test)}
+    if people.severity is not None:
+        told = {"severity alone": people.severity[:, None]}
+        told["age and severity alone"] = np.column_stack([people.age, people.severity])
+        for name, columns in told.items():
+            result[name] = {
+                "scanner": scanner_read(columns, people.scanner, train, test),
+                "among pairs": scanner_read(columns, people.scanner, *pairs),
+            }
     mixed = np.random.default_rng(seed).permutation(people.scanner)
     volumes = block_means(gain(people, train), people.volumes.mask)
     result["scanners permuted"] = {"scanner": scanner_read(volumes, mixed, train, test)}
+    if people.severity is not None:
+        result["scanners permuted"]["among pairs"] = scanner_read(volumes, mixed, *pairs)
     return result
 
 
@@ -209,10 +240,11 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0, help="of the folds")
+    parser.add_argument("--severity", help="a column of numbers")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    people = people_of(arguments.folder)
+    people = people_of(arguments.folder, arguments.severity)
     if arguments.figure:
         draw(people, arguments.figure)
     strata = 2 * people.scanner + people.sex
