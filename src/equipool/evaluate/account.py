@@ -485,18 +485,19 @@ def best(readings: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None
 
 def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     """Judge by both kinds of readers and say the worse."""
-    judged = [_site_level(found, who) for who in ("training people", "held-out people")]
+    both = [_site_level(found, who) for who in ("training people", "held-out people")]
+    judged = [one for one in both if one is not None]
     order = ("bad", "fair", "good")
     level, before, after, floor, spread = min(
-        (one for one in judged if one is not None), key=lambda one: (order.index(one[0]), -one[2])
+        [one for one in judged if one[3] < TELLS] or judged, key=lambda one: (order.index(one[0]), -one[2])
     )
     others = f"from {covariates} alone" if covariates else "by chance"
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
-    if floor >= TELLS:
+    if after > max(before, floor) + spread:
+        text = f"Bad news: the site is easier to read than before {numbers}."
+    elif floor >= TELLS:
         level, told = "fair", covariates or "something else"
         text = f"Whether the site is gone cannot be told by reading it: {told} alone tells it {numbers}."
-    elif after > max(before, floor) + spread:
-        text = f"Bad news: the site is easier to read than before {numbers}."
     elif before <= floor + spread:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":

@@ -283,7 +283,7 @@ class _Quantiles(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 order = np.argsort(column)
                 place = np.searchsorted(np.cumsum(weight[order]), wanted)
                 values = np.unique(column[order[np.minimum(place, len(order) - 1)]])
-            self.cuts_.append((values[1:] + values[:-1]) / 2)
+            self.cuts_.append(values[1:] / 2 + values[:-1] / 2)
         return self
 
     def transform(self, x: FloatArray) -> FloatArray:

@@ -151,7 +151,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._standardise(array, design.weight)
         self.support_ = _support(inputs, self.sites_, design.site)
         z = self._standardised(self._filled_at_fit(array, design))
-        self.model_ = fit_site_model(z, design, mixing=self.mixing, bending=self.bending)
+        self.model_ = fit_site_model(
+            z, design, mixing=self.mixing, bending=None if self.bending is None else bool(self.bending)
+        )
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
         self._warn_of_small_sites()
@@ -167,7 +169,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
         if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
             raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
-        if self.bending not in (None, True, False):
+        if not (self.bending is None or isinstance(self.bending, bool | np.bool_)):
             raise InputError(f"bending must be True, False or None. Got {self.bending!r}.")
 
     def _check(self, inputs: Inputs, *, site_given: bool) -> None:
@@ -238,7 +240,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
         model, moved = self.model_, np.array(names, dtype=object)[self.moved_]
         scale = self.feature_scale_[self.moved_]
-        shift, error, spread = model.effects()
+        shift, error, spread = model.effects
         return pd.DataFrame(
             {
                 "site": np.repeat(self.sites_, len(moved)),
@@ -254,7 +256,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn to guess the covariates from features, for people who come without them."""
         self.readers_ = np.empty((2, z.shape[1] + 1, design.c.shape[1]))
         penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
-        shift = self.model_.effects()[0]
+        shift = self.model_.effects[0]
         for k in range(2):
             squares, goal = penalty, np.zeros(self.readers_.shape[1:])
             for part in pieces(*z.shape):
@@ -408,7 +410,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if covariates is None:
             # A site that is unknown counts as the pool.
             known = codes is not None
-            shift = np.vstack([self.model_.effects()[0], np.zeros(z.shape[1])])
+            shift = np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])
             x = z - shift[codes] if codes is not None else z
             weights = self.readers_[int(known)]
             return x @ weights[:-1] + weights[-1]

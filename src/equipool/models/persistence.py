@@ -23,7 +23,8 @@ from equipool.data import Covariate
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
-from equipool.models.bend import CURVE, Bend, no_bend
+from equipool.models.bend import Bend, no_bend
+from equipool.models.curves import CURVE
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
 from equipool.models.sitemodel import SiteModel
@@ -46,6 +47,12 @@ GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
 MODULES = ("encoder", "decoder")
 # What rebuilding meets in files that nobody's save wrote.
 ODD = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, MemoryError)
+
+
+class _OutdatedError(Exception):
+    """A model of an earlier version that can no longer be read."""
+
+
 OWN_MODULE = "module"  # what the settings say in place of a torch module, whose code is not saved
 
 
@@ -123,6 +130,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         _require_facts(facts)
         rebuild = _rebuild_harmonizer if facts["estimator"] == "SiteHarmonizer" else _rebuild
         return rebuild(facts, from_bytes(content))
+    except _OutdatedError as error:
+        raise InputError(f"{folder} {error}; fit the model again.") from None
     except (*ODD, SafetensorError) as error:
         if own:
             raise InputError(
@@ -258,24 +267,30 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     return facts, numbers
 
 
-def _rebuild_bend(arrays: dict[str, NDArray[np.float64]], n_sites: int, p: int) -> Bend:
+def _rebuild_bend(arrays: dict[str, NDArray[Any]], n_sites: int, p: int) -> Bend:
     """Return what sites bend; models saved before they had curves have none, or a quadratic."""
-    if not arrays.get("amount", np.zeros(0)).any() and "curves" not in arrays:
-        return no_bend(n_sites, p)
-    if "curves" not in arrays:
-        raise ValueError("sites bend by a quadratic, which is no longer read; fit the model again")
+    if "amount" in arrays and arrays["amount"].any():
+        raise _OutdatedError("was saved by an earlier version whose way of bending features is gone")
+    if not arrays or "amount" in arrays:
+        return no_bend(n_sites)
     bend = Bend(**arrays)
-    shapes = {"scale": (n_sites, p), "offset": (n_sites, p), "centre": (p,), "width": (p,)}
-    width = bend.curves.shape[-1]
-    shapes |= {"curves": (n_sites, p, width), "pool": (p, width)}
+    b = len(bend.columns)
+    shapes = {"scale": (n_sites, b), "offset": (n_sites, b), "centre": (b,), "width": (b,)}
+    shapes |= {"curves": (n_sites, b, CURVE), "pool": (b, CURVE)}
     for name, shape in shapes.items():
         array = getattr(bend, name)
-        if array.shape != shape or not np.isfinite(array).all() or width not in (0, CURVE):
+        if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
             raise ValueError(f"bend.{name} has shape {array.shape}")
-    rising = (bend.curves[..., 1:], bend.pool[..., 1:], bend.width, bend.scale)
-    if not all((part > 0).all() for part in rising):
-        raise ValueError("a curve falls")
+    if bend.columns.dtype.kind != "i" or (np.diff(bend.columns, prepend=-1, append=p) < 1).any():
+        raise ValueError("bend.columns")
+    for part in (bend.curves[..., 1:], bend.pool[..., 1:], bend.width, bend.scale):
+        _require_above_zero(part)
     return bend
+
+
+def _require_above_zero(array: NDArray[Any]) -> None:
+    if not ((array > 1e-100) & (array < 1e100)).all():
+        raise ValueError("a number that must be above 0 is not")
 
 
 def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> SiteHarmonizer:
@@ -298,6 +313,9 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
         **{name: arrays[f"model.{name}"] for name in MODEL_ARRAYS},
     )
     _require_shapes(estimator.model_, estimator)
+    _require_above_zero(estimator.model_.spread)
+    _require_above_zero(estimator.feature_scale_)
+    _require_above_zero(trend.scale)
     estimator.check_settings()
     known = facts["encoding"]
     estimator.encoding_ = Encoding(

@@ -10,6 +10,7 @@ over people.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,7 @@ class SiteModel:
             return self.bend.bend((expected + self.shift[site] + own) * self.spread[site], site)
         return self.bend.bend(expected + self.shift[site] + own * self.spread[site], site)
 
+    @cached_property
     def effects(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return what each site does around people of mean covariates, each (sites, p).
 
@@ -251,7 +253,7 @@ def _fit_bend(
     wanted: bool | None,
 ) -> Bend:
     """Fit what sites bend on top of a gain; where none was chosen, curves must surpass its absence too."""
-    penalty = np.where(bends, curvature, 1e-9) * design.people.sum()
+    penalty = np.where(bends, curvature, 1e-9)
 
     def account(rows: IntArray) -> list[Affine]:
         fits = [fit_regression(z, design, basis, bends, curvature, rows, gain=gain) for gain in gains]
