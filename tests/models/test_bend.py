@@ -302,13 +302,23 @@ def test_numpys_booleans_mean_what_they_say(bending):
 
 
 @pytest.mark.filterwarnings("ignore:3 site")
-def test_one_person_many_times_can_be_bent_but_not_judged():
-    pool = ep.simulate_table(people=20, overlap=1.0).pool
+def test_one_person_many_times_shows_no_curve():
+    pool = ep.simulate_table(people=40, overlap=1.0, bending=0.2).pool
     given = {"site": pool.site_labels, "covariates": pool.C, "subject": np.zeros(len(pool), dtype=int)}
-    for bending in (None, True):
-        model = ep.SiteHarmonizer(bending=bending).fit(pool.X, **given)
-        assert model.model_.bend.active == (bending is True)
-        assert np.isfinite(model.transform(pool.X, site=pool.site_labels, covariates=pool.C)).all()
+    model = ep.SiteHarmonizer(bending=True).fit(pool.X, **given)
+    assert not model.model_.bend.active
+    assert np.isfinite(model.transform(pool.X, site=pool.site_labels, covariates=pool.C)).all()
+
+
+def test_small_sites_join_those_that_bend():
+    pool = ep.simulate_table(people=120, overlap=1.0, bending=0.2, features=8).pool
+    kept = (pool.site_labels != "GE") | (np.cumsum(pool.site_labels == "GE") <= 12)
+    given = {"site": pool.site_labels[kept], "covariates": pool.C[kept]}
+    model = ep.SiteHarmonizer(bending=True).fit(pool.X[kept], **given).model_
+    assert model.bend.active
+    assert np.array_equal(model.bend.curves[0], model.bend.pool)
+    own = model.bend.straighten(np.zeros((1, 8)), 0)
+    assert np.isfinite(own).all()
 
 
 # -- the harmonizer ----------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ SURE = 2.0  # standard errors by which held-out people must show that sites bend
 ALONE = 4.5  # the same, of one feature among many that do not
 MOST = 0.05  # of log likelihood, for each person, that one feature may add to all features' choice
 STEEPEST = 5.0  # a site's slope relative to the pool's, and its inverse
+FEW = 25  # people; smaller sites show no curve of their own
 ENOUGH = 20_000  # rows by which to choose
 AT_ONCE = 2**20  # numbers of a block of features
 
@@ -166,27 +167,26 @@ def fit_bend(
     then, if any, a rival, which they have to surpass too.
     """
     n_sites, p = design.n_sites, z.shape[1]
-    judged = design.n_folds > 1
-    if wanted is False or n_sites < 2 or not p or not (judged or wanted):
+    large = design.people >= FEW
+    if wanted is False or large.sum() < 2 or not p:
         return no_bend(n_sites)
-    stiffness = np.full(p, STIFFNESS[1])
-    if judged:
-        stiffness = _choose(_held_out_gains(z, design, basis, penalty, account), design, wanted)
+    stiffness = _choose(_held_out_gains(z, design, basis, penalty, account, large), design, wanted)
     columns = np.flatnonzero(np.isfinite(stiffness))
     if not len(columns):
         return no_bend(n_sites)
-    affine, everybody = account(design.everybody)[0], design.everybody
+    affine, everybody = account(design.everybody)[0], np.flatnonzero(large[design.site])
     curves = np.empty((n_sites, len(columns), CURVE))
     centre, width = np.empty(len(columns)), np.empty(len(columns))
     for some in _blocks(design, basis, len(everybody), len(columns)):
         own = columns[some]
         v = affine.pooled(z, design, basis, everybody, own)
-        v, centre[some], width[some] = _standardised(v, design.weight)
+        v, centre[some], width[some] = _standardised(v, design.weight[everybody])
         sums = sums_of(v, design, basis, everybody)
         start = pool_curve(sums, penalty)[0]
         curves[:, some] = newton(sums, start, stiffness[own], penalty)[0]
-    people = design.people / design.people.sum()
-    pool = np.tensordot(people, curves, axes=1)
+    people = np.where(large, design.people, 0.0)
+    pool = np.tensordot(people / people.sum(), curves, axes=1)
+    curves[~large] = pool
     curves[..., 1:] = np.clip(curves[..., 1:], pool[:, 1:] / STEEPEST, pool[:, 1:] * STEEPEST)
     scale = 1 / (affine.spread[:, columns] * width)
     offset = -(affine.shift[:, columns] + centre) / width
@@ -236,6 +236,7 @@ def _held_out_gains(
     basis: FloatArray,
     penalty: FloatArray,
     account: Callable[[IntArray], Sequence[Affine]],
+    large: NDArray[np.bool_],
 ) -> FloatArray:
     """Return how much likelier curves make each site's held-out people, (stiffness, p, sites, folds).
 
@@ -248,6 +249,7 @@ def _held_out_gains(
     for fold in design.folds():
         fit, held = (np.sort(rng.permutation(rows)[: int(np.ceil(share * len(rows)))]) for rows in fold)
         affine, *rivals = account(fit)
+        fit, held = fit[large[design.site[fit]]], held[large[design.site[held]]]
         unbent, curved = _costs(z, design, basis, penalty, affine, fit, held, curves=True)
         others = [_costs(z, design, basis, penalty, one, fit, held, curves=False)[0] for one in rivals]
         bent.append(curved)

@@ -76,6 +76,7 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
     jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
     bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
     for s, own in enumerate(site_rows(design.site[rows], n_sites)):
+        # Nothing for a site without rows.
         for some in (own[piece] for piece in pieces(len(own), p * m)):
             w, b = design.weight[rows[some]], basis[rows[some]]
             j = _integrals(v[some])  # (p, m, rows)
