@@ -168,7 +168,7 @@ def fit_bend(
     """
     n_sites, p = design.n_sites, z.shape[1]
     large = design.people >= FEW
-    if wanted is False or large.sum() < 2 or not p:
+    if wanted is False or large.sum() < 2 or design.n_folds < 2 or not p:
         return no_bend(n_sites)
     stiffness = _choose(_held_out_gains(z, design, basis, penalty, account, large), design, wanted)
     columns = np.flatnonzero(np.isfinite(stiffness))
