@@ -198,8 +198,8 @@ def _choose(gains: FloatArray, design: Design, wanted: bool | None) -> FloatArra
 
     ``gains`` are of (stiffness, p, sites, folds). Features that go together cannot be counted as so many
     observations, so it is the held-out parts of sites that are counted, all features together, none of which
-    may outweigh the others. Where that shows bending, all features that gain by it are bent; where
-    it does not, those which do show it by themselves.
+    may outweigh the others. Where that shows bending, all features are bent but those that lose by it;
+    where it does not, those which do show it by themselves.
     """
     parts = gains[:, :, gains.any(axis=(0, 1))]  # a site without people in a fold says nothing
     people = np.stack(
@@ -220,8 +220,8 @@ def _choose(gains: FloatArray, design: Design, wanted: bool | None) -> FloatArra
     if not sure.any():
         return alone
     chosen = int(np.where(sure, together.sum(axis=1), -np.inf).argmax())
-    gain = parts[chosen].sum(axis=1) > 0
-    return np.where(np.isnan(alone) & gain, STIFFNESS[chosen], alone)
+    lost = _sure(-parts[chosen], 1.0)
+    return np.where(np.isnan(alone) & ~lost, STIFFNESS[chosen], alone)
 
 
 def _sure(parts: FloatArray, errors: float) -> NDArray[np.bool_]:
