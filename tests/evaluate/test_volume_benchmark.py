@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 
 from equipool import cli
 from equipool.data import brains, brainsets
@@ -95,7 +96,9 @@ def test_trees_read_as_well_from_columns_that_were_cut():
     x = rng.normal(size=(500, 5))
     site = (abs(x[:, 0]) > 0.7).astype(int)
     x *= [1e-10, 1, 1, 1, 1e6]  # a tiny unit must not make values one
-    plain, cut = (list(site_readers(bins))[1].fit(x[:400], site[:400]) for bins in (None, 255))
+    cut = list(site_readers())[1].fit(x[:400], site[:400])
+    plain = clone(cut.steps[-1][1]).fit(x[:400], site[:400])
+    assert len(cut.steps) == 2
     assert (plain.predict(x[400:]) == cut.predict(x[400:])).mean() > 0.95
     assert (cut.predict(x[400:]) == site[400:]).mean() > 0.9
 
