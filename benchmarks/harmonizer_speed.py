@@ -21,6 +21,8 @@ from threadpoolctl import threadpool_limits
 from equipool import SiteHarmonizer
 from equipool.evaluate.harmonizers import make_harmonizer
 
+CLOSED = "ours, closed form"  # without the curves, which are learned
+
 
 def table(rows: int, features: int, sites: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
@@ -29,9 +31,6 @@ def table(rows: int, features: int, sites: int) -> tuple[np.ndarray, np.ndarray,
     x = rng.standard_normal((rows, features)) + rng.standard_normal((sites, features))[site]
     x += np.outer(age / 30, rng.standard_normal(features))
     return x, np.array([f"s{k:03d}" for k in site]), age
-
-
-CLOSED = "ours, closed form"  # without the curves, which are learned
 
 
 def make(method: str) -> Any:

@@ -52,7 +52,7 @@ class People:
         return ((self.age - self.age.mean()) / self.age.std())[:, None]
 
     def paired(self, rows: np.ndarray) -> np.ndarray:
-        """Return those of rows who have a counterpart of the other scanner, a quarter of a deviation away."""
+        """Return those of rows with a counterpart of the other scanner within a quarter of a deviation."""
         first, second = (rows[self.scanner[rows] == k] for k in (0, 1))
         apart = np.abs(self.severity[first][:, None] - self.severity[second])
         one, other = linear_sum_assignment(apart)
@@ -171,17 +171,17 @@ def fold_scores(
     people: People, train: np.ndarray, test: np.ndarray, seed: int, methods: list[str]
 ) -> dict[str, dict[str, float]]:
     result = {}
+    pairs = None if people.severity is None else (people.paired(train), people.paired(test))
     for name in methods:
         rows = METHODS[name](people, train)
         blocks = block_means(rows, people.volumes.mask)
         result[name] = {"scanner": scanner_read(blocks, people.scanner, train, test)}
-        if people.severity is not None:
-            pairs = people.paired(train), people.paired(test)
+        if pairs is not None:
             result[name]["among pairs"] = scanner_read(blocks, people.scanner, *pairs)
         result[name]["sex AUC"], result[name]["age R²"] = biology(rows, people, train, test)
     result["codes"] = codes(people, train, test, seed)
     result["age alone"] = {"scanner": scanner_read(people.scaled_age, people.scanner, train, test)}
-    if people.severity is not None:
+    if pairs is not None:
         told = {"severity alone": people.severity[:, None]}
         told["age and severity alone"] = np.column_stack([people.age, people.severity])
         for name, columns in told.items():
@@ -192,7 +192,7 @@ def fold_scores(
     mixed = np.random.default_rng(seed).permutation(people.scanner)
     volumes = block_means(gain(people, train), people.volumes.mask)
     result["scanners permuted"] = {"scanner": scanner_read(volumes, mixed, train, test)}
-    if people.severity is not None:
+    if pairs is not None:
         result["scanners permuted"]["among pairs"] = scanner_read(volumes, mixed, *pairs)
     return result
 

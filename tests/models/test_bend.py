@@ -181,7 +181,7 @@ def test_newton_finds_the_optimum(stiffness):
 def test_bent_sites_are_straightened(seed):
     own, seen, design = _bent(np.random.default_rng(seed), 300)
     back = _straight(_fit(seen, design), seen, design)
-    assert ((back - own) ** 2).mean() < 0.5 * ((seen - own) ** 2).mean()
+    assert ((back - own) ** 2).mean() < 0.4 * ((seen - own) ** 2).mean()
     spreads = np.array([back[design.site == s].std(axis=0).mean() for s in range(4)])
     assert np.ptp(spreads) < 0.06, "straightening must not make the spread tell the site"
 

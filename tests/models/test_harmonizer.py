@@ -65,7 +65,7 @@ def test_tables_that_are_taken_in_pieces_give_the_same(monkeypatch, gain):
     np.testing.assert_allclose(found[3], found[1], rtol=1e-8)
 
 
-@pytest.mark.parametrize(("rows", "sites", "tables"), [(40_000, 4, 9.0), (4500, 1500, 60.0)])
+@pytest.mark.parametrize(("rows", "sites", "tables"), [(40_000, 4, 9.0), (4500, 1500, 25.0)])
 def test_memory_is_a_few_times_that_of_the_table(rows, sites, tables):
     rng = np.random.default_rng(0)
     site = np.arange(rows) % sites

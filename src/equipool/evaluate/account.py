@@ -495,9 +495,11 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
     if after > max(before, floor) + spread:
         text = f"Bad news: the site is easier to read than before {numbers}."
-    elif floor >= TELLS:
-        level, told = "fair", covariates or "something else"
-        text = f"Whether the site is gone cannot be told by reading it: {told} alone tells it {numbers}."
+    elif covariates and floor >= TELLS:
+        level = "fair"
+        text = (
+            f"Whether the site is gone cannot be told by reading it: {covariates} alone tells it {numbers}."
+        )
     elif before <= floor + spread:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":

@@ -170,7 +170,7 @@ def fit_bend(
     large = design.people >= FEW
     if wanted is False or large.sum() < 2 or design.n_folds < 2 or not p:
         return no_bend(n_sites)
-    stiffness = _choose(_held_out_gains(z, design, basis, penalty, account, large), design, wanted)
+    stiffness = _choose(*_held_out_gains(z, design, basis, penalty, account, large), wanted)
     columns = np.flatnonzero(np.isfinite(stiffness))
     if not len(columns):
         return no_bend(n_sites)
@@ -193,33 +193,30 @@ def fit_bend(
     return Bend(columns, scale, offset, curves, pool, centre, width)
 
 
-def _choose(gains: FloatArray, design: Design, wanted: bool | None) -> FloatArray:
+def _choose(gains: FloatArray, people: FloatArray, wanted: bool | None) -> FloatArray:
     """Return the stiffness of each feature's curves, NaN for those that stay straight.
 
-    ``gains`` are of (stiffness, p, sites, folds). Features that go together cannot be counted as so many
-    observations, so it is the held-out parts of sites that are counted, all features together, none of which
-    may outweigh the others. Where that shows bending, all features are bent but those that lose by it;
-    where it does not, those which do show it by themselves.
+    ``gains`` are of (stiffness, p, sites, folds), ``people`` were held out of (sites, folds). Features that
+    go together cannot be counted as so many observations, so it is the held-out parts of sites that are
+    counted, all features together, none of which may outweigh the others. Where that shows bending, all
+    features are bent but those that lose by it; where it does not, those which do show it by themselves.
     """
-    parts = gains[:, :, gains.any(axis=(0, 1))]  # a site without people in a fold says nothing
-    people = np.stack(
-        [np.bincount(design.site[f], design.weight[f], design.n_sites) for _, f in design.folds()]
-    )
-    most = MOST * people.T[gains.any(axis=(0, 1))]
+    seen = people > 0
+    parts, most = gains[:, :, seen], MOST * people[seen]
     every = np.arange(parts.shape[1])
-    best = parts.sum(axis=2).argmax(axis=0)
     together = np.clip(parts, -most, most).sum(axis=1)
-    chosen = int(together.sum(axis=1).argmax())
+    total = together.sum(axis=1)
     if wanted:
-        return np.full(len(every), STIFFNESS[chosen])
+        return np.full(len(every), STIFFNESS[int(total.argmax())])
     if parts.shape[2] < 3:
         return np.full(len(every), np.nan)
+    best = parts.sum(axis=2).argmax(axis=0)
     alone = np.array(STIFFNESS)[best]
     alone[~_sure(parts[best, every], ALONE)] = np.nan
     sure = _sure(together, SURE)
     if not sure.any():
         return alone
-    chosen = int(np.where(sure, together.sum(axis=1), -np.inf).argmax())
+    chosen = int(np.where(sure, total, -np.inf).argmax())
     lost = _sure(-parts[chosen], 1.0)
     return np.where(np.isnan(alone) & ~lost, STIFFNESS[chosen], alone)
 
@@ -237,15 +234,15 @@ def _held_out_gains(
     penalty: FloatArray,
     account: Callable[[IntArray], Sequence[Affine]],
     large: NDArray[np.bool_],
-) -> FloatArray:
+) -> tuple[FloatArray, FloatArray]:
     """Return how much likelier curves make each site's held-out people, (stiffness, p, sites, folds).
 
-    Likelier than any account without bending, among them the pool's curve moved and stretched: what curves
-    gain by undoing the shrinkage of shifts and spreads is no bending.
+    And how many these are, (sites, folds). Likelier than any account without bending, among them the pool's
+    curve moved and stretched: what curves gain by undoing the shrinkage of shifts and spreads is no bending.
     """
     rng = np.random.default_rng(0)
     share = min(ENOUGH / len(z), 1.0)
-    bent, straight = [], []
+    bent, straight, people = [], [], []
     for fold in design.folds():
         fit, held = (np.sort(rng.permutation(rows)[: int(np.ceil(share * len(rows)))]) for rows in fold)
         affine, *rivals = account(fit)
@@ -254,11 +251,11 @@ def _held_out_gains(
         others = [_costs(z, design, basis, penalty, one, fit, held, curves=False)[0] for one in rivals]
         bent.append(curved)
         straight.append(np.concatenate([unbent, *others]))
+        people.append(design.people_of(held))
     costs = np.stack(straight, axis=-1)  # (accounts, p, sites, folds)
     best = costs.sum(axis=(2, 3)).argmin(axis=0)
     least = np.take_along_axis(costs, best[None, :, None, None], axis=0)
-    gains: FloatArray = np.nan_to_num(least - np.stack(bent, axis=-1))
-    return gains
+    return np.nan_to_num(least - np.stack(bent, axis=-1)), np.stack(people, axis=-1)
 
 
 def _costs(
@@ -306,9 +303,10 @@ def _blocks(design: Design, basis: FloatArray, rows: int, p: int) -> Iterator[sl
 def _standardised(
     v: FloatArray, weight: FloatArray, first: int | None = None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return columns in deviations, and their mean and deviation; by the first rows.
+    """Return (v − centre) / width, centre and width; these by the first rows.
 
-    The deviation is that of the middle nine tenths, so that outliers do not push everybody between two knots.
+    They are the median and the deviation of the middle nine tenths, so that outliers do not push everybody
+    between two knots.
     """
     mean = weight @ v[:first] / weight.sum()
     deviation = np.sqrt(weight @ (v[:first] - mean) ** 2 / weight.sum())

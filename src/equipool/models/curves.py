@@ -76,7 +76,6 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
     jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
     bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
     for s, own in enumerate(site_rows(design.site[rows], n_sites)):
-        # Nothing for a site without rows.
         for some in (own[piece] for piece in pieces(len(own), p * m)):
             w, b = design.weight[rows[some]], basis[rows[some]]
             j = _integrals(v[some])  # (p, m, rows)
@@ -250,34 +249,39 @@ def _heights(curve: FloatArray) -> FloatArray:
 
 def slope(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' slopes at v (rows, p)."""
-    each = np.arange(v.shape[1])
     k = _interval(v)
-    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    low, high = _ends(k, curve)
     result: FloatArray = low + (high - low) * np.clip(v - KNOTS[k], 0.0, STEP) / STEP
     return result
 
 
 def _interval(v: FloatArray) -> IntArray:
+    """Return between which knots v lies, the outer intervals for what is beyond."""
     return np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
+
+
+def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the slopes at both ends of intervals k (rows, p)."""
+    each = np.arange(k.shape[1])
+    return curve[each, 1 + k], curve[each, 2 + k]
 
 
 def rise(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' heights at v (rows, p)."""
-    each = np.arange(v.shape[1])
     k = _interval(v)
-    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    low, high = _ends(k, curve)
     d = np.clip(v - KNOTS[k], 0.0, STEP)
-    inside = _heights(curve)[each, k] + d * (low + (high - low) * d / (2 * STEP))
+    inside = _heights(curve)[np.arange(v.shape[1]), k] + d * (low + (high - low) * d / (2 * STEP))
     return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
 
 
 def fall(y: FloatArray, curve: FloatArray) -> FloatArray:
     """Return where the curves have the heights y (rows, p)."""
-    each, heights = np.arange(y.shape[1]), _heights(curve)
+    heights = _heights(curve)
     k = sum((y >= height).astype(np.intp) for height in heights.T[1:-1])
-    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    low, high = _ends(k, curve)
     within = np.clip(y, heights[:, 0], heights[:, -1])
-    up = within - heights[each, k]
+    up = within - heights[np.arange(y.shape[1]), k]
     # The root of low · d + (high − low) d² / 2 step = up that stays finite where both slopes are equal.
     root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
     d = 2 * up / np.maximum(low + root, 1e-300)

@@ -47,13 +47,11 @@ GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
 MODULES = ("encoder", "decoder")
 # What rebuilding meets in files that nobody's save wrote.
 ODD = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, MemoryError)
+OWN_MODULE = "module"  # what the settings say in place of a torch module, whose code is not saved
 
 
 class _OutdatedError(Exception):
     """A model of an earlier version that can no longer be read."""
-
-
-OWN_MODULE = "module"  # what the settings say in place of a torch module, whose code is not saved
 
 
 def save(estimator: Any, folder: str | Path) -> Path:

@@ -95,9 +95,9 @@ class SiteModel:
     def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
         own = self._turn(own, site, 0.5)
-        if self.gain:
-            return self.bend.bend((expected + self.shift[site] + own) * self.spread[site], site)
-        return self.bend.bend(expected + self.shift[site] + own * self.spread[site], site)
+        level = expected + self.shift[site]
+        straight = (level + own) * self.spread[site] if self.gain else level + own * self.spread[site]
+        return self.bend.bend(straight, site)
 
     @cached_property
     def effects(self) -> tuple[FloatArray, FloatArray, FloatArray]:
