@@ -148,7 +148,7 @@ def _read_fold(path: Path) -> list[dict[str, Any]] | None:
 def read_pool(
     table: str, *, site: str | None, least: int = 10, **roles: Unpack[Roles]
 ) -> tuple[str, PooledDataset]:
-    """Return a table for scoring by its path, or a simulated one by the name ``simulated-OVERLAP``.
+    """Return a table for scoring by its path, or a simulated one, ``simulated-OVERLAP[-SEED]``.
 
     Sites with fewer than ``least`` people are left out: nobody could judge them in five folds.
     """
@@ -169,15 +169,20 @@ def _simulated(table: str) -> SimulatedTable | None:
     """Return the simulated table of that name, None where it is no such name."""
     if not table.startswith("simulated-"):
         return None
+    overlap, _, seed = table.removeprefix("simulated-").partition("-")
     try:
-        overlap = float(table.removeprefix("simulated-"))
+        share, number = float(overlap), int(seed or 0)
     except ValueError:
-        raise InputError(f"{table!r} is no simulated table; write simulated-0.5 for half overlap.") from None
+        raise InputError(
+            f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
+            "another such table."
+        ) from None
     return simulate_table(
         sites=SIMULATED,
         people=120,
         features=24,
-        overlap=overlap,
+        overlap=share,
+        random_state=number,
         disease=0.04,
         noise=0.12,
         mixing=0.3,

@@ -32,11 +32,12 @@ __all__ = ["Affine", "Bend", "fit_bend", "no_bend"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-STIFFNESS = (100.0, 30.0, 10.0, 3.0)  # in people: how much of the pool's curve a site's own is mixed with
+STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # in people: how much of the pool's curve a site's own is mixed with
 RIGID = 1e4  # smoothness of curves that are the pool's, stretched and moved: a gain and a shift
 STRETCHED = (30.0, 3.0, 0.3)  # their stiffness, which holds at all six knots
 SURE = 2.0  # standard errors by which held-out people must show that sites bend
 ALONE = 4.5  # the same, of one feature among many that do not
+NEAR = 2.0  # the same, within which softer curves count as no worse, and a feature as not losing by them
 MOST = 0.05  # of log likelihood, for each person, that one feature may add to all features' choice
 STEEPEST = 5.0  # a site's slope relative to the pool's, and its inverse
 FEW = 25  # people; smaller sites show no curve of their own
@@ -199,7 +200,8 @@ def _choose(gains: FloatArray, people: FloatArray, wanted: bool | None) -> Float
     ``gains`` are of (stiffness, p, sites, folds), ``people`` were held out of (sites, folds). Features that
     go together cannot be counted as so many observations, so it is the held-out parts of sites that are
     counted, all features together, none of which may outweigh the others. Where that shows bending, all
-    features are bent but those that lose by it; where it does not, those which do show it by themselves.
+    features are bent but those that lose by it, with the softest curves that are no worse than the best
+    (fitted on everybody they are known better); where it does not, those which do show it by themselves.
     """
     seen = people > 0
     parts, most = gains[:, :, seen], MOST * people[seen]
@@ -216,9 +218,10 @@ def _choose(gains: FloatArray, people: FloatArray, wanted: bool | None) -> Float
     sure = _sure(together, SURE)
     if not sure.any():
         return alone
-    chosen = int(np.where(sure, total, -np.inf).argmax())
-    lost = _sure(-parts[chosen], 1.0)
-    return np.where(np.isnan(alone) & ~lost, STIFFNESS[chosen], alone)
+    worse = _sure(together[total.argmax()] - together, NEAR)
+    chosen = int(np.flatnonzero(~worse & (total > 0)).max())
+    lost = np.isnan(alone) & _sure(-parts[chosen], NEAR)
+    return np.where(lost, np.nan, STIFFNESS[chosen])
 
 
 def _sure(parts: FloatArray, errors: float) -> NDArray[np.bool_]:

@@ -193,11 +193,12 @@ def newton(
     value = objective(curves, trend)
     for _ in range(ROUNDS):
         step, turn, decrement = _newton_step(sums, curves, trend, pull, prior, inner)
-        if not (decrement > 1e-6 * sums.people.sum()).any():
+        moving = decrement > 1e-6 * sums.people.sum()
+        if not moving.any():
             break
         # Slopes stay above 0, features are apart from one another: each goes as far as it can.
         shrinks = np.where(step[..., 1:] < 0, -step[..., 1:] / curves[..., 1:], 0.0).max(axis=(0, 2))
-        length = np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12))
+        length = np.where(moving, np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12)), 0.0)
         for _ in range(8):
             tried = curves + length[:, None] * step, trend + length[:, None] * turn
             new = objective(*tried)

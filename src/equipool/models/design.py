@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,11 @@ class Design:
         """Return how many people each site has among rows."""
         count = np.bincount(self.site[rows], weights=self.weight[rows], minlength=self.n_sites)
         return count.astype(np.float64)
+
+    @property
+    def thirds(self) -> Design:
+        """The same with people dealt to three parts, for choices that need no more."""
+        return replace(self, fold=self.fold % 3) if self.n_folds > 3 else self
 
     def folds(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Give the rows to fit on and the rows to judge by, of sites that were fitted."""

@@ -29,6 +29,7 @@ __all__ = ["SiteHarmonizer"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 UnseenSite = Literal["error", "pooled", "adapt"]
+FOLDS = 6  # of people, for choices in fit; a multiple of 3, see Design.thirds
 ADAPTED_FROM = 10  # rows of a new site; from fewer its shift is mostly those people's own
 
 
@@ -65,7 +66,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     sites_
         The sites seen at fit.
     site_effects_
-        A frame with one row for each site and feature: its shift with an interval of 95 %, and its spread.
+        A frame with one row for each site and feature: its shift with an interval of 95 %, its spread,
+        whether sites bend the feature, and how many of its people were so far from the others that they were
+        learned from as if nearer (``far``).
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     model_
@@ -188,7 +191,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         person = np.arange(n_rows) if subject is None else np.unique(subject, return_inverse=True)[1]
         first = np.unique(person, return_index=True)[1]
         # Folds are dealt to people, by the site of their first row.
-        fold = deal([codes[first]], [], min(3, len(first)), seed_for(self._seed(), "folds"))[person]
+        fold = deal([codes[first]], [], min(FOLDS, len(first)), seed_for(self._seed(), "folds"))[person]
         return Design(
             site=codes,
             c=inputs.covariates,
@@ -249,6 +252,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 "low": ((shift - 1.96 * error) * scale).ravel(),
                 "high": ((shift + 1.96 * error) * scale).ravel(),
                 "spread": spread.ravel(),
+                "bent": np.tile(np.isin(np.arange(len(moved)), model.bend.columns), len(self.sites_)),
+                "far": np.round(model.far, 2).ravel(),
             }
         )
 

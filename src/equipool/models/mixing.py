@@ -59,6 +59,7 @@ def choose_mixing(white: FloatArray, design: Design) -> float:
     The cost is ‖Σ_s(k) − Σ_held‖², up to a constant, summed over sites: the least k within a margin of the
     best removes as much of the site as the people at hand can bear (docs/experiments.md).
     """
+    design = design.thirds
     candidates = np.array([*MIXINGS, np.inf])
     total = np.zeros(len(candidates))
     width = white.shape[1]

@@ -27,6 +27,7 @@ from equipool.models.bend import Bend, no_bend
 from equipool.models.curves import CURVE
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
+from equipool.models.regression import SPREAD_PEOPLE
 from equipool.models.sitemodel import SiteModel
 from equipool.models.trend import Trend
 from equipool.models.volumes import VolumeSites
@@ -178,6 +179,7 @@ def _require_shapes(model: SiteModel, estimator: SiteHarmonizer) -> None:
     n_sites, p = len(estimator.sites_), int(estimator.moved_.sum())
     shapes = {"shift": (n_sites, p), "error": (n_sites, p), "spread": (n_sites, p), "people": (n_sites,)}
     shapes |= {"centre": (p,), "residual": (p,), "between": (p,), "start": (n_sites + 1,)}
+    shapes |= {"spread_people": (p,), "far": (n_sites, p)}
     for name, shape in shapes.items():
         array = getattr(model, name)
         if array.shape != shape or not np.isfinite(array).all():
@@ -300,6 +302,9 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     arrays = {name: value.numpy() for name, value in numbers.items()}
     for name in HARMONIZER_ARRAYS:
         setattr(estimator, name, arrays[name])
+    # Models saved before they were learned had the same number for all features, and nobody was far.
+    arrays.setdefault("model.spread_people", np.full_like(arrays["model.between"], SPREAD_PEOPLE))
+    arrays.setdefault("model.far", np.zeros_like(arrays["model.shift"]))
     trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
     bend = {k[5:]: v for k, v in arrays.items() if k.startswith("bend.")}
     estimator.model_ = SiteModel(
@@ -312,6 +317,7 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
     )
     _require_shapes(estimator.model_, estimator)
     _require_above_zero(estimator.model_.spread)
+    _require_above_zero(estimator.model_.spread_people)
     _require_above_zero(estimator.feature_scale_)
     _require_above_zero(trend.scale)
     estimator.check_settings()

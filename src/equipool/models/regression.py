@@ -17,14 +17,21 @@ __all__ = [
     "beside",
     "choose_curvature",
     "choose_gain",
+    "count_far",
+    "farthest",
     "fit_regression",
     "residuals",
+    "tamed",
 ]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
+SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with, before data
+SPREAD_BOUNDS = (1.0, 1000.0)  # and what data may make of it
+SPREAD_SEEN = 5  # people; smaller sites do not tell how far spreads differ
+FAR = 4.0  # deviations; whoever is farther from what site and trend let expect counts as that far
+TAMING = 4  # rounds
 PRIOR_SITES = 4.0  # sites' worth of all features' mean variance of shifts that a feature's own is mixed with
 CURVATURES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 PARSIMONY = 1.002  # the straightest trend whose held-out error is within this factor of the best
@@ -45,13 +52,14 @@ class Regression:
     """A regression on sites and trend, with the sites' spreads.
 
     ``stretch`` is what sites were taken to stretch the trend by, ``None`` for nothing; ``squares`` are sums
-    of the squares of what is left, (sites, p).
+    of the squares of what is left, (sites, p); ``spread_people`` is the weight of the pool in spreads, (p,).
     """
 
     solution: FloatArray
     inverse: FloatArray  # its diagonal, (sites,)
     stretch: FloatArray | None
     spread: FloatArray
+    spread_people: FloatArray
     squares: FloatArray
     people: FloatArray
 
@@ -111,11 +119,63 @@ def fit_regression(
     for turn in range(4 if gain else 1):
         stretch = spread if turn else None
         solution, inverse = _normal(z, design, basis, bends, rows, stretch).solve(curvature)
-        squares = np.zeros((design.n_sites, z.shape[1]))
+        squares, fourths = (np.zeros((design.n_sites, z.shape[1])) for _ in range(2))
         for some, missed in _missed(z, design, basis, solution, stretch, rows):
-            squares += site_sums(missed**2, design.site[some], design.n_sites, design.weight[some])
-        spread = _spreads(squares, people)
-    return Regression(solution, inverse, stretch, spread, squares, people)
+            missed **= 2
+            squares += site_sums(missed, design.site[some], design.n_sites, design.weight[some])
+            missed **= 2
+            fourths += site_sums(missed, design.site[some], design.n_sites, design.weight[some])
+        weight = _spread_people(squares, fourths, people)
+        spread = _spreads(squares, people, weight)
+    return Regression(solution, inverse, stretch, spread, weight, squares, people)
+
+
+def tamed(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> FloatArray:
+    """Return features with values that are far from what site and trend let expect brought nearer.
+
+    To learn from, not to harmonize: one failed segmentation must not decide what a site's shift and spread
+    are. In rounds, for the first expects too much where the far ones are; features without any are as they
+    were.
+    """
+    result, columns, everybody = z, np.arange(z.shape[1]), design.everybody
+    for _ in range(TAMING):
+        near = z if result is z else result[:, columns]
+        solution, _ = _normal(near, design, basis, bends, everybody).solve(CURVATURES[0])
+        lengths, far = np.zeros((design.n_sites, len(columns))), np.zeros(len(columns), dtype=bool)
+        for some, missed in _missed(near, design, basis, solution, None, everybody):
+            lengths += site_sums(np.abs(missed), design.site[some], design.n_sites, design.weight[some])
+        limit = farthest(lengths, design.people[:, None], lengths.sum(axis=0) / design.people.sum())
+        for some, missed in _missed(near, design, basis, solution, None, everybody):
+            far |= (np.abs(missed) > limit[design.site[some]]).any(axis=0)
+        if not far.any():
+            break
+        columns, result = columns[far], z.copy() if result is z else result
+        own = z[:, columns]
+        limit = limit[:, far]
+        for some, missed in _missed(own, design, basis, solution[:, far], None, everybody):
+            most = limit[design.site[some]]
+            own[some] -= missed - np.clip(missed, -most, most)
+        result[:, columns] = own
+    return result
+
+
+def count_far(z: FloatArray, near: FloatArray, design: Design) -> FloatArray:
+    """Return how many people of each site were brought nearer, (sites, p)."""
+    total = np.zeros((design.n_sites, z.shape[1]))
+    for part in pieces(*z.shape) if near is not z else ():
+        moved = (near[part] != z[part]).astype(np.float64)
+        total += site_sums(moved, design.site[part], design.n_sites, design.weight[part])
+    return total
+
+
+def farthest(lengths: FloatArray, people: FloatArray, pooled: FloatArray) -> FloatArray:
+    """Return how far people of a site may be: so many times the mean length, which few cannot move.
+
+    ``lengths`` are sums over so many ``people``; ``pooled`` is the mean length over the pool.
+    """
+    own = (lengths + SPREAD_PEOPLE * pooled) / (people + SPREAD_PEOPLE)
+    limit: FloatArray = FAR * np.sqrt(np.pi / 2) * own
+    return limit
 
 
 def _missed(
@@ -203,6 +263,7 @@ def _normal(
 
 def choose_curvature(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bool_]) -> float:
     """Return the largest penalty whose held-out squared error is hardly above the best."""
+    design = design.thirds
     if not bends.any() or design.n_folds < 2:
         return CURVATURES[-1]
     total = np.zeros(len(CURVATURES))
@@ -223,6 +284,7 @@ def choose_gain(
     By squared error: a likelihood prefers the gain wherever sites differ in spread, as the regression then
     weighs them well, and on fcon1000 paid with the age (docs/experiments.md).
     """
+    design = design.thirds
     if design.n_sites < 2 or not basis.shape[1] or design.n_folds < 2:
         return False
     cost = {True: 0.0, False: 0.0}
@@ -239,25 +301,53 @@ def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, Fl
     """Return the variance of true shifts and the shifts shrunk by how uncertain they are."""
     if len(shift) < 2:
         return np.zeros(shift.shape[1]), np.zeros_like(shift)
-    # DerSimonian and Laird's estimate, as for a meta-analysis of sites.
-    weight = 1 / np.maximum(error**2, 1e-12)
-    total = weight.sum(axis=0)
-    spread = (weight * (shift - (weight * shift).sum(axis=0) / total) ** 2).sum(axis=0)
-    between = np.maximum(spread - (len(shift) - 1), 0) / (total - (weight**2).sum(axis=0) / total)
+    between = _variance_between(shift, error)
     # Few sites tell little about one feature; all features together tell more.
     between = (len(shift) * between + PRIOR_SITES * between.mean()) / (len(shift) + PRIOR_SITES)
     return between, shift * between / np.maximum(between + error**2, 1e-12)
 
 
-def _spreads(squares: FloatArray, people: FloatArray) -> FloatArray:
+def _variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
+    """Return how far sites truly differ, (p,): DerSimonian and Laird's estimate for a meta-analysis."""
+    weight = 1 / np.maximum(error**2, 1e-12)
+    total = weight.sum(axis=0)
+    apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
+    between: FloatArray = np.maximum(apart - (len(values) - 1), 0)
+    return between / (total - (weight**2).sum(axis=0) / total)
+
+
+def _spread_people(squares: FloatArray, fourths: FloatArray, people: FloatArray) -> FloatArray:
+    """Return how many people's worth of the pooled spread a site's own is to be mixed with, (p,).
+
+    As many as it takes to know a logarithm of a variance as well as it is foretold by those of other sites;
+    heavy tails take more. ``squares`` and ``fourths`` are sums of powers of residuals, (sites, p).
+    """
+    seen = people >= SPREAD_SEEN
+    if seen.sum() < 2:
+        return np.full(squares.shape[1], SPREAD_PEOPLE)
+    n = people[seen, None]
+    variance = squares[seen] / n
+    told = (variance > 1e-18).all(axis=0)
+    variance = np.where(told, variance, 1.0)
+    kurtosis = np.clip((fourths[seen] / variance**2).sum(axis=0) / n.sum(), 2.0, 20.0)
+    # Logarithms of few people's variances are too small on average.
+    logs, error = np.log(variance) + 1 / (n - 1), np.sqrt((kurtosis - 1) / (n - 1))
+    between = _variance_between(logs, error)
+    # Two features that differ as SPREAD_PEOPLE has it, lest a table of one feature and two sites decides.
+    mean = (between[told].sum() + 2 * 2 / SPREAD_PEOPLE) / (told.sum() + 2)
+    between = (len(n) * between + PRIOR_SITES * mean) / (len(n) + PRIOR_SITES)
+    return np.where(told, np.clip((kurtosis - 1) / between, *SPREAD_BOUNDS), SPREAD_PEOPLE)
+
+
+def _spreads(squares: FloatArray, people: FloatArray, weight: FloatArray) -> FloatArray:
     """Return each site's spread relative to the pool, shrunk towards 1; their geometric mean is 1.
 
     Over people, and geometric because a spread of 2 and one of 1/2 are equally far from 1.
 
-    ``squares`` are each site's sums of squared residuals, (sites, p).
+    ``squares`` are each site's sums of squared residuals, (sites, p); ``weight`` is the pool's, in people.
     """
     variance = squares.sum(axis=0) / people.sum()
-    own = (squares + SPREAD_PEOPLE * variance) / (people[:, None] + SPREAD_PEOPLE)
+    own = (squares + weight * variance) / (people[:, None] + weight)
     still = variance <= 1e-18
     spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, variance)))
     result: FloatArray = spread / np.exp(people @ np.log(spread) / people.sum())

@@ -20,13 +20,16 @@ from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.regression import (
-    SPREAD_PEOPLE,
+    TAMING,
     Regression,
     beside,
     choose_curvature,
     choose_gain,
+    count_far,
+    farthest,
     fit_regression,
     residuals,
+    tamed,
 )
 from equipool.models.trend import Trend, fit_trend
 
@@ -47,8 +50,11 @@ class SiteModel:
     shift, error, spread, people
         (sites, p): each site's shift, its standard error before shrinkage, its spread relative to the pool;
         (sites,): its people.
-    between
-        (p,): variance of the true shifts between sites.
+    far
+        (sites, p): people who were so far from the others that they were learned from as if nearer.
+    between, spread_people
+        (p,): variance of the true shifts between sites; people's worth of the pool's spread that a site's own
+        is mixed with.
     root
         (p, p) and its inverse: square roots of the pooled residual covariance; empty without mixing.
     vectors, values, start
@@ -72,7 +78,9 @@ class SiteModel:
     error: FloatArray
     spread: FloatArray
     people: FloatArray
+    far: FloatArray
     between: FloatArray
+    spread_people: FloatArray
     residual: FloatArray
     root: FloatArray
     unroot: FloatArray
@@ -137,11 +145,15 @@ class SiteModel:
         def mean(r: FloatArray) -> FloatArray:
             return np.where(seen, r, 0.0).sum(axis=0) / np.maximum(count, 1)
 
+        near = _near(z - expected, self.residual)
+        far = (seen & (near != z - expected)).sum(axis=0)
+        z = expected + near
+
         for _ in range(3 if self.gain else 1):
             r = z / spread - expected if self.gain else z - expected
             left = np.where(seen, r - mean(r), 0.0) * (spread if self.gain else 1.0)
-            weight = np.maximum(count - 1, 0) + SPREAD_PEOPLE
-            own = ((left**2).sum(axis=0) + SPREAD_PEOPLE * self.residual) / weight
+            weight = np.maximum(count - 1, 0) + self.spread_people
+            own = ((left**2).sum(axis=0) + self.spread_people * self.residual) / weight
             spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
         r = z / spread - expected if self.gain else z - expected
         error2 = self.residual / np.maximum(count, 1e-9)
@@ -156,6 +168,7 @@ class SiteModel:
             error=np.vstack([self.error, np.sqrt(error2)]),
             spread=np.vstack([self.spread, spread]),
             people=np.append(self.people, n if len(values) else 0.0),
+            far=np.vstack([self.far, far]),
             vectors=np.vstack([self.vectors, vectors]),
             values=np.append(self.values, values),
             start=np.append(self.start, self.start[-1] + len(values)),
@@ -208,6 +221,9 @@ def fit_site_model(
     extra = beside(design.extra, basis, design.weight)
     basis, bends = np.hstack([basis, extra]), np.append(bends, np.zeros(extra.shape[1], dtype=bool))
 
+    whole, z = z, tamed(z, design, basis, bends)
+    far = count_far(whole, z, design)
+
     def regression(z: FloatArray, gain: bool | None) -> tuple[Regression, float]:
         k = choose_curvature(z, design, basis, bends) if curvature is None else curvature
         gain = choose_gain(z, design, basis, bends, k) if gain is None else gain
@@ -227,7 +243,9 @@ def fit_site_model(
         error=fitted.error,
         spread=fitted.spread,
         people=fitted.people,
+        far=far,
         between=between,
+        spread_people=fitted.spread_people,
         residual=fitted.variance,
         root=np.empty((0, 0)),
         unroot=np.empty((0, 0)),
@@ -240,6 +258,17 @@ def fit_site_model(
         bend=bend,
     )
     return _with_mixing(model, residuals(z, design, basis, fitted), design, mixing)
+
+
+def _near(own: FloatArray, variance: FloatArray) -> FloatArray:
+    """Return a new site's values with those that are far from its median brought nearer; NaN stays."""
+    seen = ~np.isnan(own)
+    middle = np.nanmedian(np.where(seen.any(axis=0), own, 0.0), axis=0)
+    limit = np.full(own.shape[1], np.inf)
+    for _ in range(TAMING):
+        length = np.where(seen, np.minimum(np.abs(own - middle), limit), 0.0).sum(axis=0)
+        limit = farthest(length, seen.sum(axis=0), np.sqrt(variance * 2 / np.pi))
+    return middle + np.clip(own - middle, -limit, limit)
 
 
 def _fit_bend(
