@@ -136,3 +136,51 @@ def test_the_site_goes_and_the_trend_stays(pool):
     assert np.corrcoef(after[2], truth["slope"])[0, 1] > 0.9
     np.testing.assert_allclose(after[2], before[2], atol=2.0)  # the trend is a dozen in the pool
     assert np.abs(after[1]).mean() < 0.05 * np.abs(before[1]).mean()
+
+
+def test_bands_against_a_loop_over_people(pool):
+    volumes, site, *_, sites, _ = pool
+    box = Box(volumes.mask)
+    own = sites._quiet(np.random.default_rng(0).normal(size=volumes.shape), site, box)
+    everybody = [(slice(0, len(own)), own)]
+    spread, bands, pooled = closed_form._spreads(lambda: iter(everybody), np.eye(2)[site], box)
+
+    def ratio(rows):
+        variance = (rows**2).mean(axis=0)
+        weight, few = PEOPLE + closed_form.SPREAD_PEOPLE, closed_form.SPREAD_PEOPLE
+        return np.sqrt([((rows[site == s] ** 2).sum(axis=0) / variance + few) / weight for s in (0, 1)])
+
+    coarse = box.smooth(own, closed_form.COARSE)
+    wide, narrow = ratio(coarse), ratio(own - coarse)
+    last = ratio(coarse / wide[site] + (own - coarse) / narrow[site])
+    np.testing.assert_allclose(spread, ratio(own), rtol=1e-9)
+    np.testing.assert_allclose(bands, [wide * last, narrow * last], rtol=1e-9)
+    np.testing.assert_allclose(pooled, (own**2).mean(axis=0), rtol=1e-9)
+
+
+def test_a_scanner_that_varies_more_over_regions_is_evened():
+    """All voxels vary alike, but one scanner's in wide patterns and the other's in narrow ones."""
+    rng = np.random.default_rng(3)
+    mask = np.zeros((16, 16, 16), dtype=bool)
+    mask[1:15, 1:15, 1:15] = True
+    site, images = np.repeat([0, 1], 100), []
+    for s in site:
+        wide, narrow = (gaussian_filter(rng.normal(size=mask.shape), width) for width in (3.0, 0.8))
+        images.append(100 + (8, 4)[s] * wide / wide.std() + (4, 8)[s] * narrow / narrow.std())
+    volumes, box = Volumes.from_array(np.array(images), np.eye(4), mask), Box(mask)
+    age = rng.normal(size=(len(site), 1))
+    sites = fit_volume_sites(volumes, age, site, np.empty((len(site), 0)))
+
+    def apart(own):
+        coarse = box.smooth(own, closed_form.COARSE)
+        return [np.log(part[site == 0].std() / part[site == 1].std()) for part in (coarse, own - coarse, own)]
+
+    expected = sites.expected(age) * float(sites.unit)
+    before = apart(sites.normalised(volumes.read()) * float(sites.unit) - expected)
+    after = apart(sites.remove(volumes.read(), age, site, box) - expected)
+    assert before[0] > 0.4
+    assert before[1] < -0.4
+    # Bands overlap and the directions are matched last, so that something is left of each.
+    assert np.abs(after[0]) < 0.1
+    assert np.abs(after[1]) < 0.5 * np.abs(before[1])
+    assert np.abs(after[2]) < 0.1
