@@ -120,3 +120,21 @@ def test_a_mask_lets_nan_outside_pass(folder, capsys):
     assert main(["check", str(folder), *ROLES, "--res", "4"]) == 2
     assert "give a mask" in capsys.readouterr().err
     assert main(["check", str(folder), *ROLES, "--res", "4", "--mask", str(mask)]) == 0
+
+
+def test_a_change_of_the_scanner_is_seen_in_images(tmp_path):
+    """From the 16th person on a corner of the brain is dark, as after a change of the coil."""
+    rng = np.random.default_rng(0)
+    people = []
+    for k in range(60):
+        data = rng.uniform(400, 600, (20, 20, 20)).astype(np.float32)
+        site = "Trio" if k < 40 else "Prisma"
+        data[:6, :6] *= 0.85 if k < 15 else 1.0
+        path = tmp_path / f"sub-{k:02}.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(data * rng.uniform(0.5, 2), np.diag([4.0, 4, 4, 1])), path)
+        people.append({"id": path.stem[:6], "scanner": site, "age": rng.uniform(50, 90), "path": str(path)})
+    report = ep.check(pd.DataFrame(people), site="scanner", covariates="age", images="path", id="id")
+    found = [finding for finding in report.warnings if finding.code == "break-within-site"]
+    assert [finding.rows for finding in found] == [(15, 16)]
+    assert "'Trio'" in found[0].text
+    assert "sub-15" in found[0].text

@@ -26,6 +26,7 @@ __all__ = [
     "read_grid",
     "read_mask",
     "read_volume",
+    "region_means",
     "require_same_place",
     "survey",
     "write_volume",
@@ -39,6 +40,7 @@ SHOWN = 10  # files that an error names before it only counts the rest
 TOLERANCE = 1e-3  # mm: affines that differ by less are the same
 MOST_VOXELS = 2**31
 DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more lies
+REGIONS = 10  # along each axis, to see changes in
 UNLIKE = 1000.0  # times brighter or darker than the others: probably another unit or scaling
 
 
@@ -87,6 +89,7 @@ def check_volumes(
     mask: ArrayLike | str | Path | None = None,
     jobs: int = 1,
     progress: bool = False,
+    each: Each | None = None,
 ) -> Grid:
     """Read every image once and raise one error that names all files that cannot be pooled with the rest.
 
@@ -105,9 +108,11 @@ def check_volumes(
         How many files to read at a time.
     progress
         Whether to say on the terminal how far it is.
+    each
+        Called with the position and the values (x, y, z) of every image, in order.
     """
     inside, affine = (None, None) if mask is None else read_mask(mask)
-    grid = survey(tuple(Path(path) for path in paths), mask=inside, jobs=jobs, progress=progress)
+    grid = survey(tuple(Path(path) for path in paths), mask=inside, jobs=jobs, progress=progress, each=each)
     require_same_place(affine, grid)
     return grid
 
@@ -153,6 +158,18 @@ def survey(
     _raise_problems(paths, problems)
     _warn_of_brightness(paths, brightness)
     return Grid(shape, affine, present, tuple(brightness.values()))
+
+
+def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the means over boxes, ten along each axis; what is no number counts as 0."""
+    total = np.nan_to_num(values, posinf=0.0, neginf=0.0).astype(np.float64)
+    for axis in range(3):
+        length = total.shape[axis]
+        starts = np.unique(np.linspace(0, length, min(REGIONS, length), endpoint=False).astype(int))
+        sizes = np.diff(np.append(starts, length))
+        total = np.add.reduceat(total, starts, axis=axis)
+        total /= sizes.reshape([-1 if k == axis else 1 for k in range(3)])
+    return total.ravel()
 
 
 def read_grid(path: Path) -> tuple[tuple[int, int, int], NDArray[np.float64]] | None:

@@ -15,8 +15,9 @@ from typing import Unpack
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from equipool.data.nifti import check_volumes
+from equipool.data.nifti import check_volumes, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
 from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
 from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
@@ -112,23 +113,33 @@ def check(
     if not isinstance(table, pd.DataFrame):
         table = read_table(table, labels=label_columns(site, roles))
     seen: list[Finding] = []
+    measured = None
     if images is not None:
-        table, seen = _with_intensity(table, images, mask, progress)
+        table, seen, measured = _with_intensity(table, images, mask, progress)
         roles["features"] = [INTENSITY]
-    report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
+    report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing, measured=measured)
     return replace(report, findings=by_level([*report.findings, *seen]))
 
 
 def _with_intensity(
     table: pd.DataFrame, images: str, mask: str | Path | None, progress: bool
-) -> tuple[pd.DataFrame, list[Finding]]:
-    """Check the images of a table; return it with their median intensity, and what is to be said of them."""
+) -> tuple[pd.DataFrame, list[Finding], NDArray[np.float64]]:
+    """Check the images of a table; return it with their median intensity, what is to be said, and regions."""
+    regions: list[NDArray[np.float64]] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(image_paths(table, images), mask=mask, progress=progress)
+        grid = check_volumes(
+            image_paths(table, images),
+            mask=mask,
+            progress=progress,
+            each=lambda _, values: regions.append(region_means(values)),
+        )
+    # At brightness 1, and where there is brain in most people.
+    measured = np.stack(regions) / np.array(grid.brightness)[:, None]
+    measured = measured[:, region_means(grid.present) > 0.5 * len(table)]
     seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
     seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
-    return table.assign(**{INTENSITY: grid.brightness}), seen
+    return table.assign(**{INTENSITY: grid.brightness}), seen, measured
 
 
 def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from equipool.validation.breaks import break_cautions
 from equipool.validation.cautions import (
     class_cautions,
     column_cautions,
@@ -114,7 +115,9 @@ class PreflightReport:
         return report_text(self)
 
 
-def preflight(inputs: Inputs, *, missing: Missing = "error") -> PreflightReport:
+def preflight(
+    inputs: Inputs, *, missing: Missing = "error", measured: NDArray[np.float64] | None = None
+) -> PreflightReport:
     """Look at a pool before anything is fitted.
 
     Parameters
@@ -123,6 +126,8 @@ def preflight(inputs: Inputs, *, missing: Missing = "error") -> PreflightReport:
         From :meth:`Inputs.from_frame` or :meth:`Inputs.from_arrays`.
     missing
         ``"error"``: missing feature values stand in the way; ``"impute"``: they will be imputed.
+    measured
+        What was measured, (rows, numbers), where the features only stand for it, as with images.
     """
     findings = find_errors(inputs, missing=missing)
     known = _known_rows(inputs)
@@ -138,6 +143,7 @@ def preflight(inputs: Inputs, *, missing: Missing = "error") -> PreflightReport:
         *confounding_cautions(inputs, confounding, readability),
         *outlier_cautions(inputs),
         *column_cautions(inputs, known, codes),
+        *break_cautions(inputs, measured),
         *notes(inputs),
     ]
     return PreflightReport(
