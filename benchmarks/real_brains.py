@@ -2,6 +2,7 @@
 
     python benchmarks/real_brains.py FOLDER [--figure brains.png] [--folds 5] [--repeats 1] [--first-seed 0]
     python benchmarks/real_brains.py FOLDER --severity wab_aq
+    python benchmarks/real_brains.py FOLDER --break-at sub-M2052
 
 FOLDER is a BIDS folder of T1w brains on one grid whose participants.tsv has the columns scanner, age and sex.
 Everything is fitted on the training people of each fold. The scanner is read by the best of three readers
@@ -9,6 +10,10 @@ from means over blocks of 4 × 4 × 4 voxels; age and sex by linear models on al
 
 --severity names a column in which the scanners' patients may differ: what readers find from it alone is shown
 beside, and the scanner is read once more among pairs of both scanners' people who are alike in it.
+
+--break-at tells methods that the scanner of this person changed there, as `equipool check` may say: those
+before are a site of their own. What is read is the scanner as the table has it. With --shuffled, sites are
+shuffled before harmonizing, and shuffled scanners are read: what chance looks like.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +49,7 @@ class People:
     scanner: np.ndarray
     age: np.ndarray
     sex: np.ndarray
+    site: np.ndarray  # what methods are told: the scanner, or its parts
     severity: np.ndarray | None = None
 
     @property
@@ -60,7 +66,7 @@ class People:
         return np.sort(np.concatenate([first[one[near]], second[other[near]]]))
 
 
-def people_of(folder: Path, severity: str | None = None) -> People:
+def people_of(folder: Path, severity: str | None = None, break_at: str | None = None) -> People:
     table = read_bids(folder)
     volumes = Volumes.build(table["path"])
     codes = [np.unique(table[name].astype(str), return_inverse=True)[1] for name in ("scanner", "sex")]
@@ -68,7 +74,12 @@ def people_of(folder: Path, severity: str | None = None) -> People:
     if severity is not None:
         numbers = pd.to_numeric(table[severity], errors="coerce")
         about = numbers.fillna(numbers.median()).to_numpy()
-    return People(volumes, volumes.read(), codes[0], table["age"].to_numpy(dtype=float), codes[1], about)
+    scanner, site = codes[0], codes[0].copy()
+    if break_at is not None:
+        first = int(np.flatnonzero(table["participant_id"].astype(str) == break_at)[0])
+        site[(scanner == scanner[first]) & (np.arange(len(table)) < first)] = scanner.max() + 1
+    age = table["age"].to_numpy(dtype=float)
+    return People(volumes, volumes.read(), scanner, age, codes[1], site, about)
 
 
 # -- methods: each returns everybody's volumes, having learned from the training people ------------------
@@ -85,7 +96,7 @@ def gain(people: People, train: np.ndarray) -> np.ndarray:
 def combat(before: Callable[[People, np.ndarray], np.ndarray]) -> Callable[[People, np.ndarray], np.ndarray]:
     def method(people: People, train: np.ndarray) -> np.ndarray:
         rows = before(people, train)
-        about = {"site": people.scanner, "covariates": people.age[:, None]}
+        about = {"site": people.site, "covariates": people.age[:, None]}
         tool = ComBatPeer("combat").fit(rows[train], **{name: value[train] for name, value in about.items()})
         return tool.transform(rows, **about).astype(np.float32)
 
@@ -95,9 +106,9 @@ def combat(before: Callable[[People, np.ndarray], np.ndarray]) -> Callable[[Peop
 def ours(with_sex: bool) -> Callable[[People, np.ndarray], np.ndarray]:
     def method(people: People, train: np.ndarray) -> np.ndarray:
         extra = people.sex[:, None].astype(float)[:, : int(with_sex)]
-        age, scanner = people.scaled_age, people.scanner
-        sites = fit_volume_sites(people.volumes[train], age[train], scanner[train], extra[train])
-        return sites.remove(people.scans, age, scanner, Box(people.volumes.mask)).astype(np.float32)
+        age, site = people.scaled_age, people.site
+        sites = fit_volume_sites(people.volumes[train], age[train], site[train], extra[train])
+        return sites.remove(people.scans, age, site, Box(people.volumes.mask)).astype(np.float32)
 
     return method
 
@@ -160,7 +171,7 @@ def codes(people: People, train: np.ndarray, test: np.ndarray, seed: int) -> dic
         encoder="components", steps=300, learning_rate=1e-2, task="class", random_state=seed
     )
     pooler.fit(
-        people.volumes[train], people.sex[train], site=people.scanner[train], covariates=people.age[train]
+        people.volumes[train], people.sex[train], site=people.site[train], covariates=people.age[train]
     )
     read = scanner_read(pooler.transform(people.volumes), people.scanner, train, test)
     correct = (pooler.predict(people.volumes[test]) == people.sex[test]).mean()
@@ -241,10 +252,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0, help="of the folds")
     parser.add_argument("--severity", help="a column of numbers")
+    parser.add_argument("--break-at", metavar="ID", help="who was the first after a change of the scanner")
+    parser.add_argument("--shuffled", action="store_true", help="shuffle scanners before harmonizing")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    people = people_of(arguments.folder, arguments.severity)
+    people = people_of(arguments.folder, arguments.severity, arguments.break_at)
     if arguments.figure:
         draw(people, arguments.figure)
     strata = 2 * people.scanner + people.sex
@@ -252,8 +265,12 @@ def main() -> None:
     with threadpool_limits(1):
         for repeat in range(arguments.first_seed, arguments.first_seed + arguments.repeats):
             folds = StratifiedKFold(arguments.folds, shuffle=True, random_state=repeat)
+            shown = people
+            if arguments.shuffled:
+                order = np.random.default_rng(1000 + repeat).permutation(len(people.scanner))
+                shown = replace(people, scanner=people.scanner[order], site=people.site[order])
             for train, test in folds.split(strata, strata):
-                for name, scores in fold_scores(people, train, test, repeat, arguments.methods).items():
+                for name, scores in fold_scores(shown, train, test, repeat, arguments.methods).items():
                     found += [{"row": name, "score": score, "value": v} for score, v in scores.items()]
     show(pd.DataFrame(found))
 

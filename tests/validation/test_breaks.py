@@ -50,6 +50,17 @@ def test_chance_is_what_it_says():
     assert 0.3 < np.mean([step.p for step in found]) < 0.7
 
 
+@pytest.mark.parametrize("visits", [2, 3, 5])
+def test_visits_of_one_person_are_no_change(visits):
+    found = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        person = np.repeat(rng.standard_normal((90 // visits, 10)), visits, axis=0)
+        values = person + 0.3 * rng.standard_normal(person.shape)
+        found.append(find_break(values, np.empty((len(values), 0))).p)
+    assert np.mean(np.array(found) == 0.001) <= 0.1
+
+
 def test_rows_sorted_by_age_or_target_are_no_change():
     for seed in range(5):
         table = _table(seed).sort_values(["site", "age"])

@@ -33,7 +33,8 @@ class Break:
     """A step: the position of the first row after it, how large it is, and how large chance makes it.
 
     ``size`` is the squared distance of the means in standard errors, summed over directions; ``chance`` the
-    95 % quantile of the largest with rows in random order.
+    95 % quantile of the largest with rows in random order. Where neighbours are alike, as visits of one
+    person are, the size is less by what that adds.
     """
 
     start: int
@@ -95,11 +96,21 @@ def find_break(values: FloatArray, allowed: FloatArray, *, seed: int = 0) -> Bre
         return (sums**2).sum(axis=1) * scale
 
     rng = np.random.default_rng(seed)
-    size = steps(np.arange(n))
+    sizes = steps(np.arange(n))
     shuffled = np.array([steps(rng.permutation(n)).max() for _ in range(SHUFFLES)])
-    best = int(size.argmax())
-    p = (1 + int((shuffled >= size[best]).sum())) / (1 + SHUFFLES)
-    return Break(int(starts[before[best]]), float(size[best]), float(np.quantile(shuffled, 0.95)), p)
+    best = int(sizes.argmax())
+    size = float(sizes[best]) / _crowding(scores, int(before[best]))
+    p = (1 + int((shuffled >= size).sum())) / (1 + SHUFFLES)
+    return Break(int(starts[before[best]]), size, float(np.quantile(shuffled, 0.95)), p)
+
+
+def _crowding(scores: FloatArray, start: int) -> float:
+    """Return how much neighbours that are alike, such as one person's visits, enlarge steps; at least 1."""
+    left = np.concatenate([part - part.mean(axis=0) for part in (scores[:start], scores[start:])])
+    alike = float((left[1:] * left[:-1]).sum() / max((left**2).sum(), 1e-300))
+    if alike < 2 / np.sqrt(left.size):  # as chance has it
+        return 1.0
+    return (1 + alike) / (1 - min(alike, 0.99))
 
 
 def _scores(values: FloatArray, allowed: FloatArray) -> FloatArray | None:
