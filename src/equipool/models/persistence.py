@@ -363,8 +363,6 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
         setattr(estimator, name, numbers[name].numpy() if name in numbers else None)
     sites = {k[6:]: v.numpy() for k, v in numbers.items() if k.startswith("sites.")}
     if sites:
-        # Models saved before there were bands even all of a voxel alike.
-        sites.setdefault("bands", np.stack([sites["spread"], sites["spread"]]))
         estimator.volume_sites_ = VolumeSites(**sites)
     affine = {k[7:]: v for k, v in numbers.items() if k.startswith("affine.")}
     if affine:

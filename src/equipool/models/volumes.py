@@ -4,9 +4,9 @@ A scan is gain · (trend(covariates) + the site's shift + what is the person's o
 the site's noise. The gain is each scan's own; trend and shift come from one regression; the noise is
 estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter, so that a
 noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites, voxel
-by voxel in a coarse and a fine band, and along the directions in which brains vary most. A voxel of exactly 0
-was cut off with the skull: it is no measurement and stays 0, for a shifted 0 would tell the site. Everything
-is a sum over people: volumes are read in blocks, a few times.
+by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off with the skull:
+it is no measurement and stays 0, for a shifted 0 would tell the site. Everything is a sum over people:
+volumes are read in blocks, a few times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ BLOCK = 16  # volumes at a time
 SMOOTH = 0.6  # voxels: what is finer is detail, in which noise is looked for
 QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own in the finest pattern
 BRIGHT = 0.85  # quantile of the template
-COARSE = 1.5  # voxels: what is wider is the coarse band, in which a site's spread is its own
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 DIRECTIONS = 20  # in which brains vary most; a site's covariance along them is brought to the pool's
@@ -45,20 +44,14 @@ class Box:
 
     mask: Mask
 
-    def smooth(self, rows: NDArray[np.floating], width: float = SMOOTH) -> FloatArray:
-        """Return rows smoothed within the brain by a Gaussian of some voxels."""
+    def smooth(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return rows smoothed within the brain."""
         from scipy.ndimage import gaussian_filter
 
-        weight = np.maximum(gaussian_filter(self.mask.astype(np.float64), width)[self.mask], 1e-6)
+        weight = np.maximum(gaussian_filter(self.mask.astype(np.float64), SMOOTH)[self.mask], 1e-6)
         result = np.empty(rows.shape)
         for k, row in enumerate(rows):
-            result[k] = gaussian_filter(self._filled(row), width)[self.mask] / weight
-        return result
-
-    def evened(self, rows: FloatArray, bands: FloatArray) -> FloatArray:
-        """Return rows whose coarse and fine band are divided by spreads (2, rows, voxels)."""
-        coarse = self.smooth(rows, COARSE)
-        result: FloatArray = coarse / bands[0] + (rows - coarse) / bands[1]
+            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self.mask] / weight
         return result
 
     def finest(self, rows: NDArray[np.floating]) -> FloatArray:
@@ -106,8 +99,6 @@ class VolumeSites:
         that is none.
     spread
         (sites, voxels): ratio of a site's spread to the pooled one.
-    bands
-        (2, sites, voxels): the same in the coarse and in the fine band, and such that the whole is even too.
     directions, mixing
         (D, voxels) in which brains vary most, and (sites, D, D): what to multiply the scores along them by.
     axes, places, precision
@@ -124,7 +115,6 @@ class VolumeSites:
     noise: FloatArray
     kept: FloatArray
     spread: FloatArray
-    bands: FloatArray
     directions: FloatArray
     mixing: FloatArray
     axes: FloatArray
@@ -137,7 +127,7 @@ class VolumeSites:
         absent = np.asarray(rows) == 0
         own = self.normalised(rows) - trend - self.shift[site]
         own[absent] = 0.0
-        own = box.evened(self._quiet(own, site, box), self.bands[:, site])
+        own = self._quiet(own, site, box) / self.spread[site]
         scores = own @ self.directions.T
         own += (np.einsum("nd,nde->ne", scores, self.mixing[site]) - scores) @ self.directions
         return np.where(absent, 0.0, (trend + own) * float(self.unit))
@@ -258,11 +248,16 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
             smooth = box.smooth(rows)
             yield part, smooth + kept[site[part]] * (rows - smooth)
 
-    spread, bands, pooled = _spreads(quiet, dummies, box)
+    squares = np.zeros((count, volumes.shape[1]))
+    for part, rows in quiet():
+        squares += dummies[part].T @ rows**2
+    squares = distributed.summed(squares)
+    pooled = squares.sum(axis=0) / len(c)
+    own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
+    still = pooled <= 1e-12
+    spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
     directions, mixing = _matched(
-        lambda: ((part, box.evened(rows, bands[:, site[part]])) for part, rows in quiet()),
-        dummies,
-        volumes.shape[1],
+        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet()), dummies, volumes.shape[1]
     )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
@@ -277,7 +272,6 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         noise=noise,
         kept=kept,
         spread=spread,
-        bands=bands,
         directions=directions,
         mixing=mixing,
         axes=axes,
@@ -330,37 +324,6 @@ def _kept_detail(
     detail = box.smooth(details / people)
     share: FloatArray = np.clip(1 - noise / np.maximum(detail, 1e-300), KEPT, 1.0)
     return np.sqrt(variance[:, 0]), share
-
-
-def _spreads(
-    owns: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray, box: Box
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the sites' spreads, those of the coarse and the fine band, and the pooled variance.
-
-    A scanner whose voxels vary as much as another's may still vary more over regions and less in detail.
-    """
-    coarse, fine, both = np.zeros((3, dummies.shape[1], int(box.mask.sum())))
-    for part, rows in owns():
-        wide = box.smooth(rows, COARSE)
-        coarse += dummies[part].T @ wide**2
-        fine += dummies[part].T @ (rows - wide) ** 2
-        both += dummies[part].T @ (wide * (rows - wide))
-    coarse, fine, both = (distributed.summed(values) for values in (coarse, fine, both))
-    people = dummies.sum(axis=0)
-    squares = coarse + fine + 2 * both
-    bands = np.stack([_ratio(coarse, people), _ratio(fine, people)])
-    # Bands overlap, so that evening each leaves the whole uneven; what that is follows from the same sums.
-    evened = coarse / bands[0] ** 2 + fine / bands[1] ** 2 + 2 * both / (bands[0] * bands[1])
-    return _ratio(squares, people), bands * _ratio(evened, people), squares.sum(axis=0) / people.sum()
-
-
-def _ratio(squares: FloatArray, people: FloatArray) -> FloatArray:
-    """Return each site's spread beside the pooled one, shrunk towards 1, from sums of squares."""
-    pooled = squares.sum(axis=0) / people.sum()
-    own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
-    still = pooled <= 1e-12
-    result: FloatArray = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
-    return result
 
 
 def _of_everybody(parts: Iterator[tuple[slice, FloatArray]], people: int, width: int) -> FloatArray:
