@@ -138,3 +138,9 @@ def test_a_change_of_the_scanner_is_seen_in_images(tmp_path):
     assert [finding.rows for finding in found] == [(15, 16)]
     assert "'Trio'" in found[0].text
     assert "sub-15" in found[0].text
+    mask = np.zeros((20, 20, 20))
+    mask[8:] = 1
+    elsewhere = ep.check(
+        pd.DataFrame(people), site="scanner", covariates="age", images="path", id="id", mask=mask
+    )
+    assert "break-within-site" not in [finding.code for finding in elsewhere.warnings]

@@ -76,7 +76,9 @@ def test_the_step_is_that_of_a_loop_over_rows():
     values, allowed = rng.standard_normal((50, 4)), rng.standard_normal((50, 1))
     values[30:] += 2.0
     found = find_break(values, allowed)
-    design = np.column_stack([np.ones(50), allowed])
+    a = (allowed[:, 0] - allowed.mean()) / allowed.std()
+    hinges = [np.maximum(a - place, 0) for place in np.quantile(a, (0.25, 0.5, 0.75))]
+    design = np.column_stack([np.ones(50), a, *hinges])
     left = values - design @ np.linalg.pinv(design) @ values
     left = np.clip(left / left.std(axis=0), -4, 4)
     left -= left.mean(axis=0)
@@ -88,6 +90,26 @@ def test_the_step_is_that_of_a_loop_over_rows():
     assert found.start == max(sizes, key=sizes.get)
     assert found.size == pytest.approx(max(sizes.values()))
     assert found.p == 0.001
+
+
+def test_a_curve_in_age_is_no_change():
+    alarms = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        age = np.sort(rng.uniform(20, 85, 200))
+        values = rng.standard_normal((200, 10)) - 0.08 * np.maximum(age - 55, 0)[:, None]
+        alarms.append(find_break(values, age[:, None]).p == 0.001)
+    assert np.sum(alarms) <= 1
+
+
+def test_units_do_not_matter():
+    rng = np.random.default_rng(0)
+    values, allowed = rng.standard_normal((60, 4)), rng.uniform(20, 80, (60, 1))
+    values[20:] += 1.5
+    whole = find_break(values, allowed)
+    for scale, shift in ((1e200, 0.0), (1e-200, 0.0), (1.0, 1e6)):
+        found = find_break(values * scale, allowed + 1e14 * (shift > 0))
+        assert (found.start, found.p) == (whole.start, whole.p)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 23])

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.data.nifti import check_volumes, region_means
+from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
 from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
 from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
@@ -126,17 +126,18 @@ def _with_intensity(
 ) -> tuple[pd.DataFrame, list[Finding], NDArray[np.float64]]:
     """Check the images of a table; return it with their median intensity, what is to be said, and regions."""
     regions: list[NDArray[np.float64]] = []
+    inside = True if mask is None else read_mask(mask)[0]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
         grid = check_volumes(
             image_paths(table, images),
             mask=mask,
             progress=progress,
-            each=lambda _, values: regions.append(region_means(values)),
+            each=lambda _, values: regions.append(region_means(np.where(inside, values, 0.0))),
         )
     # At brightness 1, and where there is brain in most people.
     measured = np.stack(regions) / np.array(grid.brightness)[:, None]
-    measured = measured[:, region_means(grid.present) > 0.5 * len(table)]
+    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(table)]
     seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
     seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
     return table.assign(**{INTENSITY: grid.brightness}), seen, measured

@@ -42,6 +42,7 @@ MOST = 0.05  # of log likelihood, for each person, that one feature may add to a
 STEEPEST = 5.0  # a site's slope relative to the pool's, and its inverse
 FEW = 25  # people; smaller sites show no curve of their own
 ENOUGH = 20_000  # rows by which to choose
+VALUES, SAMPLE = 20, 2000  # different values, in so many rows, that a curve needs more than
 AT_ONCE = 2**20  # numbers of a block of features
 
 
@@ -171,8 +172,11 @@ def fit_bend(
     large = design.people >= FEW
     if wanted is False or large.sum() < 2 or design.n_folds < 2 or not p:
         return no_bend(n_sites)
-    stiffness = _choose(*_held_out_gains(z, design, basis, penalty, account, large), wanted)
-    columns = np.flatnonzero(np.isfinite(stiffness))
+    gains, people = _held_out_gains(z, design, basis, penalty, account, large)
+    counts = _few_values(z)
+    gains[:, counts] = 0.0
+    stiffness = _choose(gains, people, wanted)
+    columns = np.flatnonzero(np.isfinite(stiffness) & ~counts)
     if not len(columns):
         return no_bend(n_sites)
     affine, everybody = account(design.everybody)[0], np.flatnonzero(large[design.site])
@@ -192,6 +196,13 @@ def fit_bend(
     scale = 1 / (affine.spread[:, columns] * width)
     offset = -(affine.shift[:, columns] + centre) / width
     return Bend(columns, scale, offset, curves, pool, centre, width)
+
+
+def _few_values(z: FloatArray) -> NDArray[np.bool_]:
+    """Say which features count or grade something: between their steps there is nothing to bend."""
+    some = np.sort(z[:: max(len(z) // SAMPLE, 1)], axis=0)
+    result: NDArray[np.bool_] = 1 + (np.diff(some, axis=0) != 0).sum(axis=0) <= VALUES
+    return result
 
 
 def _choose(gains: FloatArray, people: FloatArray, wanted: bool | None) -> FloatArray:

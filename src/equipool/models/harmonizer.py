@@ -18,6 +18,7 @@ from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models.design import ATOM_WHOLE, Design, find_atoms
 from equipool.models.encoding import covariate_frame, encode
 from equipool.models.pieces import pieces, site_rows
+from equipool.models.regression import FAR
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
@@ -214,6 +215,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ):
             if wrong.any():
                 raise InputError(f"Column {str(names[int(wrong.argmax())])!r} {why}; leave it out.")
+        mean, deviation = _without_far(array, weight, mean, deviation)
         self.atoms_ = find_atoms(array)
         share = (array == self.atoms_).mean(axis=0)
         still = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= ATOM_WHOLE)
@@ -232,7 +234,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             z = self._standardised(filled)
             model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False)
             told = _measured(model, np.zeros_like(z), model.expected(design.c), design.site)
-            left = np.where(empty[:, self.moved_], np.nan, z - told)
+            limit = FAR * np.sqrt(model.residual)
+            left = np.where(empty[:, self.moved_], np.nan, np.clip(z - told, -limit, limit))
             # With a residual of somebody else, or a site with many gaps would seem to vary less.
             drawn = told + np.where(empty[:, self.moved_], _drawn(left, rng), 0.0)
             guess = np.tile(self.feature_mean_, (len(array), 1))
@@ -517,6 +520,22 @@ def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | 
         values = array[part] if around is None else (array[part] - around) ** 2
         total += weight[part] @ np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
     return total
+
+
+def _without_far(
+    array: FloatArray, weight: FloatArray, mean: FloatArray, deviation: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return mean and deviation; where a few values make all others alike, without how far these are."""
+    some = array[:: max(len(array) // 2000, 1)]
+    some = np.where(np.isnan(some).all(axis=0), 0.0, some)
+    low, middle, high = np.nanquantile(some, (0.05, 0.5, 0.95), axis=0)
+    width = (high - low) / 3.29  # of a Gaussian
+    for k in np.flatnonzero((width > 0) & (deviation > 5 * width)):
+        seen = ~np.isnan(array[:, k])
+        near = np.clip(array[seen, k], middle[k] - 10 * width[k], middle[k] + 10 * width[k])
+        mean[k] = np.average(near, weights=weight[seen])
+        deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[seen]))
+    return mean, deviation
 
 
 def _given_sites(site: Any, rows: int) -> NDArray[Any]:

@@ -333,6 +333,9 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
         if any(len(row) != len(frame["columns"]) for row in frame["data"]):
             raise ValueError(name)
         setattr(estimator, name, pd.DataFrame(**frame))
+    for name, nothing in (("bent", False), ("far", 0.0)):  # as models saved before have none
+        if name not in estimator.site_effects_:
+            estimator.site_effects_[name] = nothing
     return estimator
 
 

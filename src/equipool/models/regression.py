@@ -31,7 +31,8 @@ SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is
 SPREAD_BOUNDS = (1.0, 1000.0)  # and what data may make of it
 SPREAD_SEEN = 5  # people; smaller sites do not tell how far spreads differ
 FAR = 4.0  # deviations; whoever is farther from what site and trend let expect counts as that far
-TAMING = 4  # rounds
+ABSURD = 50.0  # deviations of the feature over people: no measurement
+TAMING = 30  # rounds at most
 PRIOR_SITES = 4.0  # sites' worth of all features' mean variance of shifts that a feature's own is mixed with
 CURVATURES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 PARSIMONY = 1.002  # the straightest trend whose held-out error is within this factor of the best
@@ -134,12 +135,15 @@ def tamed(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bo
     """Return features with values that are far from what site and trend let expect brought nearer.
 
     To learn from, not to harmonize: one failed segmentation must not decide what a site's shift and spread
-    are. In rounds, for the first expects too much where the far ones are; features without any are as they
-    were.
+    are. In rounds until nothing changes, for the far ones themselves widen what counts as near; features
+    without any are as they were.
     """
+    if max(z.max(initial=0.0), -z.min(initial=0.0)) > ABSURD:
+        z = np.clip(z, -ABSURD, ABSURD)  # or it would take many rounds
     result, columns, everybody = z, np.arange(z.shape[1]), design.everybody
+    before = np.full((design.n_sites, len(columns)), np.inf)
     for _ in range(TAMING):
-        near = z if result is z else result[:, columns]
+        near = result if len(columns) == z.shape[1] else result[:, columns]
         solution, _ = _normal(near, design, basis, bends, everybody).solve(CURVATURES[0])
         lengths, far = np.zeros((design.n_sites, len(columns))), np.zeros(len(columns), dtype=bool)
         for some, missed in _missed(near, design, basis, solution, None, everybody):
@@ -147,11 +151,12 @@ def tamed(z: FloatArray, design: Design, basis: FloatArray, bends: NDArray[np.bo
         limit = farthest(lengths, design.people[:, None], lengths.sum(axis=0) / design.people.sum())
         for some, missed in _missed(near, design, basis, solution, None, everybody):
             far |= (np.abs(missed) > limit[design.site[some]]).any(axis=0)
+        far &= (limit < 0.99 * before).any(axis=0)
         if not far.any():
             break
         columns, result = columns[far], z.copy() if result is z else result
         own = z[:, columns]
-        limit = limit[:, far]
+        before = limit = limit[:, far]
         for some, missed in _missed(own, design, basis, solution[:, far], None, everybody):
             most = limit[design.site[some]]
             own[some] -= missed - np.clip(missed, -most, most)

@@ -20,6 +20,7 @@ from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.regression import (
+    FAR,
     TAMING,
     Regression,
     beside,
@@ -98,11 +99,11 @@ class SiteModel:
 
     def own(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what is the person's own in rows of one site: residuals as the pool has them."""
-        return self._turn(self._residual(self.bend.straighten(z, site), expected, site), site, -0.5)
+        return self._turned(self._residual(self.bend.straighten(z, site), expected, site), site, -0.5)
 
     def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
-        own = self._turn(own, site, 0.5)
+        own = self._turned(own, site, 0.5)
         level = expected + self.shift[site]
         straight = (level + own) * self.spread[site] if self.gain else level + own * self.spread[site]
         return self.bend.bend(straight, site)
@@ -145,8 +146,7 @@ class SiteModel:
         def mean(r: FloatArray) -> FloatArray:
             return np.where(seen, r, 0.0).sum(axis=0) / np.maximum(count, 1)
 
-        near = _near(z - expected, self.residual)
-        far = (seen & (near != z - expected)).sum(axis=0)
+        near, far = _near(z - expected, self.residual)
         z = expected + near
 
         for _ in range(3 if self.gain else 1):
@@ -189,6 +189,15 @@ class SiteModel:
         """Variance in the directions in which a site has nobody."""
         n = self.people[site] if self.start[site + 1] > self.start[site] else 0.0
         return float(self.mixing / (n + self.mixing)) if np.isfinite(self.mixing) else 1.0
+
+    def _turned(self, r: FloatArray, site: int, power: float) -> FloatArray:
+        """Multiply residuals by a power of the site's covariance, but for what is far of one feature.
+
+        A failed segmentation tells nothing of the person's other features.
+        """
+        limit = FAR * np.sqrt(self.residual)
+        near = np.clip(r, -limit, limit)
+        return self._turn(near, site, power) + (r - near)
 
     def _turn(self, r: FloatArray, site: int, power: float) -> FloatArray:
         """Multiply residuals by a power of the site's covariance relative to the pool's."""
@@ -260,15 +269,19 @@ def fit_site_model(
     return _with_mixing(model, residuals(z, design, basis, fitted), design, mixing)
 
 
-def _near(own: FloatArray, variance: FloatArray) -> FloatArray:
-    """Return a new site's values with those that are far from its median brought nearer; NaN stays."""
+def _near(own: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return a new site's values, those far from its median brought nearer, and how many these are.
+
+    NaN stays.
+    """
     seen = ~np.isnan(own)
     middle = np.nanmedian(np.where(seen.any(axis=0), own, 0.0), axis=0)
     limit = np.full(own.shape[1], np.inf)
     for _ in range(TAMING):
         length = np.where(seen, np.minimum(np.abs(own - middle), limit), 0.0).sum(axis=0)
         limit = farthest(length, seen.sum(axis=0), np.sqrt(variance * 2 / np.pi))
-    return middle + np.clip(own - middle, -limit, limit)
+    far = seen & (np.abs(own - middle) > limit)
+    return middle + np.clip(own - middle, -limit, limit), far.sum(axis=0).astype(np.float64)
 
 
 def _fit_bend(

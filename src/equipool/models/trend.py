@@ -74,7 +74,10 @@ def _quantiles(column: FloatArray, weight: FloatArray) -> FloatArray:
     shares = [0.05, 0.275, 0.5, 0.725, 0.95]
     if np.ptp(weight) == 0:
         return np.quantile(column, shares)
-    return np.quantile(column, shares, weights=weight, method="inverted_cdf")
+    order = np.argsort(column)
+    total = np.cumsum(weight[order])
+    places: FloatArray = column[order][np.searchsorted(total, np.array(shares) * total[-1])]
+    return places
 
 
 def _owners(knots: FloatArray) -> IntArray:

@@ -25,6 +25,7 @@ LEAST = 8  # rows before and after
 DIRECTIONS = 5
 SHUFFLES = 999
 MOST = 1000  # rows of a site; more are taken together in so many groups of neighbours
+CLASSES = 40
 CUT = 4.0  # deviations: one odd person is no break
 
 
@@ -87,7 +88,7 @@ def find_break(values: FloatArray, allowed: FloatArray, *, seed: int = 0) -> Bre
     n = len(values)
     if n < 3 * LEAST or not values.shape[1]:
         return None
-    scores = _scores(values, allowed)
+    scores = _scores(values, _smooth(allowed))
     if scores is None:
         return None
     before = np.arange(LEAST, n - LEAST + 1)
@@ -119,12 +120,27 @@ def _crowding(scores: FloatArray, start: int) -> float:
     return (1 + alike) / (1 - min(alike, 0.99))
 
 
+def _smooth(allowed: FloatArray) -> FloatArray:
+    """Return the columns around 0, in deviations, and their bends at the quartiles: age acts on a curve."""
+    largest = np.maximum(np.abs(allowed).max(axis=0), 1e-300)
+    centred = allowed / largest - (allowed / largest).mean(axis=0)
+    deviation = centred.std(axis=0)
+    columns = (centred / np.where(deviation > 1e-12, deviation, np.inf)).T
+    result = list(columns)
+    for column in columns:
+        if len(np.unique(column)) >= 10 and len(allowed) >= 6 * LEAST:
+            result += [np.maximum(column - place, 0) for place in np.quantile(column, (0.25, 0.5, 0.75))]
+    return np.column_stack(result) if result else np.empty((len(allowed), 0))
+
+
 def _scores(values: FloatArray, allowed: FloatArray) -> FloatArray | None:
     """Return people along the directions in which they differ most, each of variance 1; or nothing."""
+    largest = np.abs(values).max(axis=0)
+    values = values / np.where(largest > 0, largest, 1.0)  # squares of huge numbers are no numbers
     design = np.column_stack([np.ones(len(allowed)), allowed])
     left = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     deviation = left.std(axis=0)
-    varies = deviation > 1e-9 * np.maximum(np.abs(values).max(axis=0), 1e-300)
+    varies = deviation > 1e-9
     if not varies.any():
         return None
     left = np.clip(left[:, varies] / deviation[varies], -CUT, CUT)
@@ -160,7 +176,8 @@ def _allowed(inputs: Inputs) -> FloatArray:
         columns.append(np.asarray(inputs.target, dtype=np.float64)[:, None])
     elif inputs.target is not None:
         labels = np.array([str(label) for label in inputs.target])
-        names = np.unique(labels)[1:]
-        # A target of very many classes explains everything, and nothing.
-        columns += [(labels == name).astype(np.float64)[:, None] for name in names[:20]]
+        names, count = np.unique(labels, return_counts=True)
+        # The rarest of very many classes are taken together.
+        common = names[np.argsort(-count, kind="stable")][:CLASSES]
+        columns += [(labels == name).astype(np.float64)[:, None] for name in common[: len(names) - 1]]
     return np.hstack(columns)
