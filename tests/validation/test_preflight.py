@@ -363,3 +363,30 @@ def test_classes_that_are_numbers_stay_classes_as_text():
     pool = ep.PooledDataset.from_arrays(rng.normal(size=(40, 3)), site=np.resize(["a", "a", "b"], 40), y=y)
     again = ep.PooledDataset.from_arrays(pool.X, site=pool.site_labels, y=pool.y)
     assert pool.task == again.task == "class"
+
+
+@pytest.mark.parametrize("value", [-9999.0, 1e9, 1e300])
+def test_failed_values_are_named(value):
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(5, 1, (60, 4)), columns=list("abcd"))
+    table = table.assign(site=np.repeat(["A", "B"], 30), age=rng.uniform(20, 80, 60))
+    table["id"] = [f"sub-{k:02}" for k in range(60)]
+    assert "feature-outlier" not in [f.code for f in ep.check(table, site="site", covariates="age").findings]
+    table.loc[41, "c"] = value
+    report = ep.check(table, site="site", covariates="age", id="id")
+    (found,) = [finding for finding in report.warnings if finding.code == "feature-outlier"]
+    assert found.rows == (42,)
+    assert found.columns == ("c",)
+    assert "sub-41" in found.text
+    assert f"{value:g}" in found.text
+
+
+def test_sites_of_other_units_and_lesions_are_no_failures():
+    """Sites that differ a lot, and features that are 0 in most people, are not called failures."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(["A", "B"], 40)
+    table = pd.DataFrame({"volume": rng.normal(5, 1, 80) * np.where(site == "A", 1, 1000)})
+    table["lesion"] = np.where(rng.random(80) < 0.1, rng.lognormal(5, 1, 80), 0.0)
+    table["skewed"] = rng.lognormal(0, 1, 80)
+    report = ep.check(table.assign(site=site, age=rng.uniform(20, 80, 80)), site="site", covariates="age")
+    assert "feature-outlier" not in [finding.code for finding in report.findings]

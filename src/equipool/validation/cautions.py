@@ -19,6 +19,7 @@ __all__ = [
     "class_cautions",
     "column_cautions",
     "confounding_cautions",
+    "feature_cautions",
     "level_cautions",
     "notes",
     "outlier_cautions",
@@ -31,6 +32,7 @@ SMALL_SITE = 10
 NEAR_CONSTANT = 0.95
 LITTLE_OVERLAP = 0.5
 FEW = 0.02  # the share of rows that may be called outliers
+FAR, SAMPLE = 30.0, 5000  # deviations of the middle nine tenths, by so many rows: no measurement
 
 
 def site_cautions(inputs: Inputs, labels: NDArray[Any], codes: NDArray[np.intp]) -> Iterator[Finding]:
@@ -189,6 +191,40 @@ def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:
             (name,),
             tuple(row + 1 for row in rows),
         )
+
+
+def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
+    """Warn of a few values of features that no measurement gives: failures, or codes for missing."""
+    X = inputs.X
+    finite = np.isfinite(X)
+    if len(X) < SMALL_SITE or not X.shape[1]:
+        return
+    some = slice(None, None, max(len(X) // SAMPLE, 1))
+    filled = np.where(finite[some], X[some], np.nan)
+    filled[:, ~finite[some].any(axis=0)] = 0.0
+    quantiles = np.nanquantile if np.isnan(filled).any() else np.quantile  # the first is slow
+    low, middle, high = quantiles(filled, (0.05, 0.5, 0.95), axis=0)
+    width = (high - low) / 3.29
+    # By division, since the largest numbers have no distance.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        far = finite & (width > 0) & (np.abs(X / width - middle / width) > FAR)
+    far[:, far.mean(axis=0) > FEW] = False
+    cells = np.argwhere(far.T)[:, ::-1]
+    if not len(cells):
+        return
+    rows = [int(row) for row, _ in cells]
+    names = [inputs.feature_names[column] for _, column in cells]
+    row, column = cells[0]
+    yield Finding(
+        "warning",
+        "feature-outlier",
+        f"{plural(len(cells), 'value is', 'values are')} far from all others, such as {X[row, column]:g} in "
+        f"{names[0]!r}, {rows_text(rows[:1], None if inputs.ids is None else inputs.ids.tolist())} (most lie "
+        f"between {low[column]:g} and {high[column]:g}): a failure, or a code for missing? Correct it, or "
+        "empty the cell and impute; SiteHarmonizer does not let it decide what sites do, but it stays there.",
+        tuple(dict.fromkeys(names)),
+        tuple(row + 1 for row in dict.fromkeys(rows)),
+    )
 
 
 def two_valued(values: NDArray[np.float64]) -> bool:
