@@ -26,6 +26,7 @@ from equipool.models.curves import (
     sums_of,
 )
 from equipool.models.design import Design
+from equipool.validation.measures import NINE_TENTHS, nine_tenths
 
 __all__ = ["Affine", "Bend", "fit_bend", "no_bend"]
 
@@ -324,8 +325,8 @@ def _standardised(
     """
     mean = weight @ v[:first] / weight.sum()
     deviation = np.sqrt(weight @ (v[:first] - mean) ** 2 / weight.sum())
-    low, middle, high = np.quantile(v[:first], (0.05, 0.5, 0.95), axis=0)
-    robust = (high - low) / 3.29
+    low, middle, high = nine_tenths(v[:first])
+    robust = (high - low) / NINE_TENTHS
     few = robust < 0.1 * deviation  # most people share one value
     width = np.maximum(np.where(few, deviation, np.minimum(robust, deviation)), 1e-150)
     centre = np.where(few, mean, middle)

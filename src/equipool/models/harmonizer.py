@@ -24,6 +24,7 @@ from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
 from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
+from equipool.validation.measures import NINE_TENTHS, nine_tenths
 
 __all__ = ["SiteHarmonizer"]
 
@@ -526,13 +527,8 @@ def _without_far(
     array: FloatArray, weight: FloatArray, mean: FloatArray, deviation: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return mean and deviation; where a few values make all others alike, without how far these are."""
-    some = array[:: max(len(array) // 2000, 1)]
-    empty = np.isnan(some)
-    if empty.any():  # looked at column by column, which is slow
-        low, middle, high = np.nanquantile(np.where(empty.all(axis=0), 0.0, some), (0.05, 0.5, 0.95), axis=0)
-    else:
-        low, middle, high = np.quantile(some, (0.05, 0.5, 0.95), axis=0)
-    width = (high - low) / 3.29  # of a Gaussian
+    low, middle, high = nine_tenths(array[:: max(len(array) // 2000, 1)])
+    width = (high - low) / NINE_TENTHS
     for k in np.flatnonzero((width > 0) & (deviation > 5 * width)):
         seen = ~np.isnan(array[:, k])
         near = np.clip(array[seen, k], middle[k] - 10 * width[k], middle[k] + 10 * width[k])

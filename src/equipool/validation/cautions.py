@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from equipool.validation.findings import Finding, listed, plural, rows_text
 from equipool.validation.inputs import Inputs
-from equipool.validation.measures import Readability
+from equipool.validation.measures import NINE_TENTHS, Readability, nine_tenths
 
 __all__ = [
     "class_cautions",
@@ -200,11 +200,8 @@ def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
     if len(X) < SMALL_SITE or not X.shape[1]:
         return
     some = slice(None, None, max(len(X) // SAMPLE, 1))
-    filled = np.where(finite[some], X[some], np.nan)
-    filled[:, ~finite[some].any(axis=0)] = 0.0
-    quantiles = np.nanquantile if np.isnan(filled).any() else np.quantile  # the first is slow
-    low, middle, high = quantiles(filled, (0.05, 0.5, 0.95), axis=0)
-    width = (high - low) / 3.29
+    low, middle, high = nine_tenths(np.where(finite[some], X[some], np.nan))
+    width = (high - low) / NINE_TENTHS
     # By division, since the largest numbers have no distance.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         far = finite & (width > 0) & (np.abs(X / width - middle / width) > FAR)

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "NINE_TENTHS",
     "Readability",
     "common_support",
     "cramers_v",
+    "nine_tenths",
     "omega_squared",
     "site_readability",
     "support_overlap",
@@ -21,6 +23,20 @@ IntArray = NDArray[np.intp]
 
 ROWS_READ = 4_000  # the site reader looks at most at this many people; more change its figure little
 FOLDS = 5
+NINE_TENTHS = 3.29  # deviations that the middle nine tenths of a Gaussian span
+
+
+def nine_tenths(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return where the middle nine tenths of each column begin, their middle and their end.
+
+    NaN counts nothing; a column of nothing else gives zeros. What is far does not move them.
+    """
+    shares, empty = (0.05, 0.5, 0.95), np.isnan(values)
+    if not empty.any():
+        low, middle, high = np.quantile(values, shares, axis=0)
+    else:  # looked at column by column, which is slow
+        low, middle, high = np.nanquantile(np.where(empty.all(axis=0), 0.0, values), shares, axis=0)
+    return low, middle, high
 
 
 def support_overlap(values: FloatArray, codes: IntArray) -> FloatArray:
