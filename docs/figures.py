@@ -113,7 +113,7 @@ def steps() -> None:
     told = model.expected(c) + model.shift[codes]
     spread = model.spread[codes]
     left = z / spread - told if model.gain else (z - told) / spread
-    own = np.vstack([model.own(z[[i]], model.expected(c)[[i]], int(s)) for i, s in enumerate(codes)])
+    own = np.vstack([model.own(z[[i]], c[[i]], int(s)) for i, s in enumerate(codes)])
     panels = {"beside the trend": beside, "shift and spread out": left, "covariance out": own}
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.5), layout="constrained")
     pair = _most_different(left, codes)

@@ -60,6 +60,10 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     bending
         Whether sites may bend features, as a gamma does: a rising curve for each site and feature then brings
         them to the pool's shape. ``None``: where that makes held-out people likelier.
+    network
+        Whether a network may take out what sites do to people jointly and in curves, on top of all that:
+        :mod:`equipool.models.network`. ``None``: as much of it as foretells held-out people best, none where
+        they show nothing, as with few people.
     random_state
         Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
 
@@ -69,8 +73,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The sites seen at fit.
     site_effects_
         A frame with one row for each site and feature: its shift with an interval of 95 %, its spread,
-        whether sites bend the feature, and how many of its people were so far from the others that they were
-        learned from as if nearer (``far``).
+        whether sites bend the feature, how many of its people were so far from the others that they were
+        learned from as if nearer (``far``), and what of its difference was left to its people (``kept``).
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     model_
@@ -97,6 +101,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         missing: Missing = "error",
         mixing: float | None = None,
         bending: bool | None = None,
+        network: bool | None = None,
         random_state: int | None = None,
     ) -> None:
         self.unseen_site = unseen_site
@@ -104,6 +109,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.missing = missing
         self.mixing = mixing
         self.bending = bending
+        self.network = network
         self.random_state = random_state
 
     # -- fit -----------------------------------------------------------------------------------------------
@@ -157,7 +163,12 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.support_ = _support(inputs, self.sites_, design.site)
         z = self._standardised(self._filled_at_fit(array, design))
         self.model_ = fit_site_model(
-            z, design, mixing=self.mixing, bending=None if self.bending is None else bool(self.bending)
+            z,
+            design,
+            mixing=self.mixing,
+            bending=None if self.bending is None else bool(self.bending),
+            network=None if self.network is None else bool(self.network),
+            seed=self._seed(),
         )
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
@@ -174,8 +185,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
         if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
             raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
-        if not (self.bending is None or isinstance(self.bending, bool | np.bool_)):
-            raise InputError(f"bending must be True, False or None. Got {self.bending!r}.")
+        for name, wanted in (("bending", self.bending), ("network", self.network)):
+            if not (wanted is None or isinstance(wanted, bool | np.bool_)):
+                raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
 
     def _check(self, inputs: Inputs, *, site_given: bool) -> None:
         self.check_settings()
@@ -233,8 +245,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         filled = np.where(empty, self.feature_mean_, array)
         for _ in range(3):
             z = self._standardised(filled)
-            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False)
-            told = _measured(model, np.zeros_like(z), model.expected(design.c), design.site)
+            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False, network=False)
+            told = _measured(model, np.zeros_like(z), design.c, design.site)
             limit = FAR * np.sqrt(model.residual)
             left = np.where(empty[:, self.moved_], np.nan, np.clip(z - told, -limit, limit))
             # With a residual of somebody else, or a site with many gaps would seem to vary less.
@@ -258,6 +270,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 "spread": spread.ravel(),
                 "bent": np.tile(np.isin(np.arange(len(moved)), model.bend.columns), len(self.sites_)),
                 "far": np.round(model.far, 2).ravel(),
+                "kept": (model.kept * scale).ravel(),
             }
         )
 
@@ -309,14 +322,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         empty = np.isnan(array)[:, self.moved_]
         gaps = bool(empty.any())
         if codes is None:
-            harmonized = self._weighted(z, expected)
+            harmonized = self._weighted(z, c)
         else:
             measured = np.where(empty, np.nan, z) if gaps else z
             model, codes = self._with_new_sites(model, labels, codes, measured, expected)
-            harmonized = self._harmonized(model, z, expected, codes)
+            harmonized = self._harmonized(model, z, c, codes)
         if gaps:
             # What was not measured is what the covariates let expect.
-            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), expected), harmonized)
+            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), c), harmonized)
         result = x.copy()
         result[:, self.moved_] = self._in_units(harmonized)
         unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
@@ -342,9 +355,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "model_")
         x = self._filled(self._features(X), None, covariates)
         z = self._standardised(x)
-        expected = self.model_.expected(self._covariates(covariates, z, None))
+        c = self._covariates(covariates, z, None)
         index = X.index if isinstance(X, pd.DataFrame) else None
-        return pd.DataFrame(self._posterior(z, expected), columns=self.sites_, index=index)
+        return pd.DataFrame(self._posterior(z, c), columns=self.sites_, index=index)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names of the columns, which stay the same."""
@@ -436,12 +449,12 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         start = np.where(empty, self.feature_mean_, array)
         z = self._standardised(start)
         codes = None if labels is None else self._codes(labels)
-        expected = self.model_.expected(self._covariates(covariates, z, codes))
+        c = self._covariates(covariates, z, codes)
+        expected = self.model_.expected(c)
         if codes is not None:
             # A site that is unknown counts as the pool.
             seen = codes >= 0
-            some = expected[seen]
-            expected[seen] = _measured(self.model_, np.zeros_like(some), some, codes[seen])
+            expected[seen] = _measured(self.model_, np.zeros_like(z[seen]), c[seen], codes[seen])
         guess = start.copy()
         guess[:, self.moved_] = self._in_units(expected)
         return np.where(empty, guess, array)
@@ -472,33 +485,31 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         return model, codes
 
-    def _harmonized(
-        self, model: SiteModel, z: FloatArray, expected: FloatArray, codes: IntArray
-    ) -> FloatArray:
+    def _harmonized(self, model: SiteModel, z: FloatArray, c: FloatArray, codes: IntArray) -> FloatArray:
         result = z.copy()
         # Sites that were not seen at fit are numbered −1, come first, and stay as they are.
         for s, rows in enumerate(site_rows(codes + 1, len(model.shift) + 1)[1:]):
             for part in pieces(len(rows), z.shape[1]):
                 some = rows[part]
-                result[some] = self._brought(model, model.own(z[some], expected[some], s), expected[some])
+                result[some] = self._brought(model, model.own(z[some], c[some], s), c[some])
         return result
 
-    def _brought(self, model: SiteModel, own: FloatArray, expected: FloatArray) -> FloatArray:
+    def _brought(self, model: SiteModel, own: FloatArray, c: FloatArray) -> FloatArray:
         """Return people as the pool, or the reference site, would have measured them."""
         if self.reference_site is None:
-            return expected + own
-        return model.measured(own, expected, self._reference())
+            return model.expected(c) + own
+        return model.measured(own, c, self._reference())
 
-    def _weighted(self, z: FloatArray, expected: FloatArray) -> FloatArray:
-        posterior = self._posterior(z, expected)
+    def _weighted(self, z: FloatArray, c: FloatArray) -> FloatArray:
+        posterior = self._posterior(z, c)
         result = np.zeros_like(z)
         for s in range(len(self.sites_)):
-            own = self.model_.own(z, expected, s)
-            result += posterior[:, [s]] * self._brought(self.model_, own, expected)
+            own = self.model_.own(z, c, s)
+            result += posterior[:, [s]] * self._brought(self.model_, own, c)
         return result
 
-    def _posterior(self, z: FloatArray, expected: FloatArray) -> FloatArray:
-        score = self.model_.log_likelihood(z, expected) + np.log(np.maximum(self.model_.people, 1e-12))
+    def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:
+        score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.people, 1e-12))
         score = np.exp(score - score.max(axis=1, keepdims=True))
         posterior: FloatArray = score / score.sum(axis=1, keepdims=True)
         return posterior
@@ -588,12 +599,12 @@ def _rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
     return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
 
 
-def _measured(model: SiteModel, own: FloatArray, expected: FloatArray, site: IntArray) -> FloatArray:
+def _measured(model: SiteModel, own: FloatArray, c: FloatArray, site: IntArray) -> FloatArray:
     """Return what each row's site would have measured."""
-    result = np.empty_like(expected)
+    result = np.empty_like(own)
     for s in np.unique(site):
         rows = site == s
-        result[rows] = model.measured(own[rows], expected[rows], int(s))
+        result[rows] = model.measured(own[rows], c[rows], int(s))
     return result
 
 

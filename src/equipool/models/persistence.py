@@ -24,9 +24,11 @@ from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.models.affine import AffineSites
 from equipool.models.bend import Bend, no_bend
+from equipool.models.composition import Composition, no_composition
 from equipool.models.curves import CURVE
 from equipool.models.encoding import Encoding
 from equipool.models.harmonizer import SiteHarmonizer
+from equipool.models.network import SiteNetwork, no_network
 from equipool.models.regression import SPREAD_PEOPLE
 from equipool.models.sitemodel import SiteModel
 from equipool.models.trend import Trend
@@ -38,10 +40,11 @@ __all__ = ["SCHEMA", "load", "save"]
 SCHEMA = 1
 ARRAYS = ("feature_mean_", "feature_scale_", "feature_varies_")
 HARMONIZER_ARRAYS = ("feature_mean_", "feature_scale_", "moved_", "atoms_", "readers_")
+MODEL_PARTS = ("trend", "bend", "composition", "network")
 MODEL_ARRAYS = tuple(
     field.name
     for field in fields(SiteModel)
-    if field.name not in ("trend", "bend", "mixing", "curvature", "gain")
+    if field.name not in (*MODEL_PARTS, "mixing", "curvature", "gain", "amount")
 )
 FRAMES = ("site_effects_", "support_")
 GRID = ("mask_", "affine_mm_")  # of estimators fitted on volumes
@@ -179,7 +182,7 @@ def _require_shapes(model: SiteModel, estimator: SiteHarmonizer) -> None:
     n_sites, p = len(estimator.sites_), int(estimator.moved_.sum())
     shapes = {"shift": (n_sites, p), "error": (n_sites, p), "spread": (n_sites, p), "people": (n_sites,)}
     shapes |= {"centre": (p,), "residual": (p,), "between": (p,), "start": (n_sites + 1,)}
-    shapes |= {"spread_people": (p,), "far": (n_sites, p)}
+    shapes |= {"spread_people": (p,), "far": (n_sites, p), "kept": (n_sites, p)}
     for name, shape in shapes.items():
         array = getattr(model, name)
         if array.shape != shape or not np.isfinite(array).all():
@@ -251,8 +254,8 @@ def _facts(estimator: Any) -> dict[str, Any]:
 def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     model, encoding = estimator.model_, estimator.encoding_
     arrays = {f"model.{name}": getattr(model, name) for name in MODEL_ARRAYS}
-    arrays |= {f"trend.{name}": value for name, value in vars(model.trend).items()}
-    arrays |= {f"bend.{name}": value for name, value in vars(model.bend).items()}
+    for part in MODEL_PARTS:
+        arrays |= {f"{part}.{name}": value for name, value in vars(getattr(model, part)).items()}
     arrays |= {name: getattr(estimator, name) for name in HARMONIZER_ARRAYS}
     numbers = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays.items()}
     frames = {name: getattr(estimator, name).to_dict("split") for name in FRAMES}
@@ -261,6 +264,7 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
         "mixing": model.mixing if np.isfinite(model.mixing) else None,
         "curvature": model.curvature,
         "gain": bool(model.gain),
+        "amount": model.amount,
         "encoding": asdict(encoding),
         "frames": frames,
     }
@@ -278,14 +282,44 @@ def _rebuild_bend(arrays: dict[str, NDArray[Any]], n_sites: int, p: int) -> Bend
     shapes = {"scale": (n_sites, b), "offset": (n_sites, b), "centre": (b,), "width": (b,)}
     shapes |= {"curves": (n_sites, b, CURVE), "pool": (b, CURVE)}
     for name, shape in shapes.items():
-        array = getattr(bend, name)
-        if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
-            raise ValueError(f"bend.{name} has shape {array.shape}")
+        _require_array(getattr(bend, name), shape, f"bend.{name}")
     if bend.columns.dtype.kind != "i" or (np.diff(bend.columns, prepend=-1, append=p) < 1).any():
         raise ValueError("bend.columns")
     for part in (bend.curves[..., 1:], bend.pool[..., 1:], bend.width, bend.scale):
         _require_above_zero(part)
     return bend
+
+
+def _rebuild_composition(arrays: dict[str, NDArray[Any]], p: int) -> Composition:
+    """Return whom sites scanned; models saved before took everything for the scanners'."""
+    composition = Composition(**arrays) if arrays else no_composition(p)
+    _require_array(composition.loadings, (len(composition.beyond), p), "composition")
+    if (
+        composition.beyond.ndim != 1
+        or not (np.isfinite(composition.beyond) & (composition.beyond >= 0)).all()
+    ):
+        raise ValueError("composition")
+    return composition
+
+
+def _rebuild_network(arrays: dict[str, NDArray[Any]], n_sites: int, p: int, covariates: int) -> SiteNetwork:
+    """Return the network on top; models saved before have none."""
+    network = SiteNetwork(**arrays) if arrays else no_network(n_sites, p)
+    hidden, q = network.heads.shape[1], network.scores.shape[1]
+    _require_array(network.heads, (n_sites, hidden, p), "network.heads")
+    if not network.active:
+        return network
+    size = max(2 * covariates, 1) + q
+    shapes = {"middle": (covariates,), "reach": (covariates,), "scores": (p, q)}
+    for name, shape in (shapes | {"weights": (size, hidden), "bias": (hidden,)}).items():
+        _require_array(getattr(network, name), shape, f"network.{name}")
+    _require_above_zero(network.reach)
+    return network
+
+
+def _require_array(array: NDArray[Any], shape: tuple[int, ...], name: str) -> None:
+    if array.shape != shape or array.dtype != np.float64 or not np.isfinite(array).all():
+        raise ValueError(f"{name} has shape {array.shape}")
 
 
 def _require_above_zero(array: NDArray[Any]) -> None:
@@ -304,12 +338,19 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
         setattr(estimator, name, arrays[name])
     # Models saved before they were learned had the same number for all features, and nobody was far.
     arrays.setdefault("model.spread_people", np.full_like(arrays["model.between"], SPREAD_PEOPLE))
-    arrays.setdefault("model.far", np.zeros_like(arrays["model.shift"]))
-    trend = Trend(**{k[6:]: v for k, v in arrays.items() if k.startswith("trend.")})
-    bend = {k[5:]: v for k, v in arrays.items() if k.startswith("bend.")}
+    for name in ("model.far", "model.kept"):
+        arrays.setdefault(name, np.zeros_like(arrays["model.shift"]))
+    parts = {
+        part: {k[len(part) + 1 :]: v for k, v in arrays.items() if k.startswith(f"{part}.")}
+        for part in MODEL_PARTS
+    }
+    trend, (n_sites, p) = Trend(**parts["trend"]), arrays["model.shift"].shape
     estimator.model_ = SiteModel(
         trend=trend,
-        bend=_rebuild_bend(bend, *arrays["model.shift"].shape),
+        bend=_rebuild_bend(parts["bend"], n_sites, p),
+        composition=_rebuild_composition(parts["composition"], p),
+        network=_rebuild_network(parts["network"], n_sites, p, len(trend.knots)),
+        amount=_require_number(facts.get("amount", 0.0), least=0.0),
         mixing=np.inf if facts["mixing"] is None else _require_number(facts["mixing"], least=1e-9),
         curvature=_require_number(facts["curvature"], least=0.0),
         gain=facts["gain"] is True,
@@ -333,7 +374,7 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
         if any(len(row) != len(frame["columns"]) for row in frame["data"]):
             raise ValueError(name)
         setattr(estimator, name, pd.DataFrame(**frame))
-    for name, nothing in (("bent", False), ("far", 0.0)):  # as models saved before have none
+    for name, nothing in (("bent", False), ("far", 0.0), ("kept", 0.0)):  # as models saved before have none
         if name not in estimator.site_effects_:
             estimator.site_effects_[name] = nothing
     return estimator

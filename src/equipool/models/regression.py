@@ -22,6 +22,7 @@ __all__ = [
     "fit_regression",
     "residuals",
     "tamed",
+    "variance_between",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -96,9 +97,17 @@ class Regression:
         free = max(self.people.sum() - len(self.solution), 1.0)
         return np.sqrt(np.outer(self.inverse, self.noise * self.people.sum() / free))
 
-    def shifts(self) -> tuple[FloatArray, FloatArray]:
-        """Return the variance of true shifts, (p,), and the shifts shrunk by how uncertain they are."""
-        return _shrink_shifts(self.solution[: len(self.people)] - self.centre, self.error)
+    @property
+    def shift(self) -> FloatArray:
+        """Of the sites beside their mean, before shrinkage, (sites, p)."""
+        return self.solution[: len(self.people)] - self.centre
+
+    def shifts(self, kept: FloatArray | float = 0.0) -> tuple[FloatArray, FloatArray]:
+        """Return the variance of true shifts, (p,), and the shifts shrunk by how uncertain they are.
+
+        ``kept``, (sites, p), is the part of them that is not the sites'.
+        """
+        return _shrink_shifts(self.shift - kept, self.error)
 
     def _mean_square(self, spread: FloatArray) -> FloatArray:
         mean: FloatArray = (self.squares / spread**2).sum(axis=0) / self.people.sum()
@@ -306,13 +315,13 @@ def _shrink_shifts(shift: FloatArray, error: FloatArray) -> tuple[FloatArray, Fl
     """Return the variance of true shifts and the shifts shrunk by how uncertain they are."""
     if len(shift) < 2:
         return np.zeros(shift.shape[1]), np.zeros_like(shift)
-    between = _variance_between(shift, error)
+    between = variance_between(shift, error)
     # Few sites tell little about one feature; all features together tell more.
     between = (len(shift) * between + PRIOR_SITES * between.mean()) / (len(shift) + PRIOR_SITES)
     return between, shift * between / np.maximum(between + error**2, 1e-12)
 
 
-def _variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
+def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     """Return how far sites truly differ, (p,): DerSimonian and Laird's estimate for a meta-analysis."""
     weight = 1 / np.maximum(error**2, 1e-12)
     total = weight.sum(axis=0)
@@ -337,7 +346,7 @@ def _spread_people(squares: FloatArray, fourths: FloatArray, people: FloatArray)
     kurtosis = np.clip((fourths[seen] / variance**2).sum(axis=0) / n.sum(), 2.0, 20.0)
     # Logarithms of few people's variances are too small on average.
     logs, error = np.log(variance) + 1 / (n - 1), np.sqrt((kurtosis - 1) / (n - 1))
-    between = _variance_between(logs, error)
+    between = variance_between(logs, error)
     # Two features that differ as SPREAD_PEOPLE has it, lest a table of one feature and two sites decides.
     mean = (between[told].sum() + 2 * 2 / SPREAD_PEOPLE) / (told.sum() + 2)
     between = (len(n) * between + PRIOR_SITES * mean) / (len(n) + PRIOR_SITES)

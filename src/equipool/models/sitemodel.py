@@ -3,8 +3,9 @@
 A feature is trend(covariates) + shift of the site + what is the person's own, stretched and mixed by the
 site, and bent. The trend and the shifts come from one penalised regression, the stretch from the residuals'
 spread, the mixing from their covariance, the bending, where held-out people show any, from curves by maximum
-likelihood; each is shrunk towards the pool as far as few people demand. It is deterministic, and made of sums
-over people.
+likelihood; each is shrunk towards the pool as far as few people demand. That much is deterministic, and made
+of sums over people. On top, where held-out people show that sites act on features jointly and in curves,
+stands a network.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.models.bend import Affine, Bend, fit_bend
+from equipool.models.composition import Composition, fit_composition
 from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
+from equipool.models.network import SiteNetwork, fit_network, no_network
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.regression import (
     FAR,
@@ -70,6 +73,11 @@ class SiteModel:
         shift + own); otherwise feature = trend + shift + spread · own, as in ComBat.
     bend
         What sites do to features that is not affine; everything above is of features without it.
+    composition, kept
+        Whom sites scanned; (sites, p): the part of their differences that is their people's and stays.
+    network, amount
+        What sites do to people jointly and in curves, after everything else, and the share of it that is
+        taken out; 0 for none.
     """
 
     trend: Trend
@@ -92,18 +100,28 @@ class SiteModel:
     curvature: float
     gain: bool
     bend: Bend
+    composition: Composition
+    kept: FloatArray
+    network: SiteNetwork
+    amount: float
 
     def expected(self, c: FloatArray) -> FloatArray:
         """Return the trend at covariates (rows, K)."""
         return self.centre + self.trend(c) @ self.coefficients
 
-    def own(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+    def own(self, z: FloatArray, c: FloatArray, site: int) -> FloatArray:
         """Return what is the person's own in rows of one site: residuals as the pool has them."""
-        return self._turned(self._residual(self.bend.straighten(z, site), expected, site), site, -0.5)
+        r = self._residual(self.bend.straighten(z, site), self.expected(c), site)
+        near = self._near(r)
+        return self._alone(self._turn(near, site, -0.5), c, site, -1.0) + (r - near)
 
-    def measured(self, own: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+    def measured(self, own: FloatArray, c: FloatArray, site: int) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
-        own = self._turned(own, site, 0.5)
+        return self._shown(own, c, self.expected(c), site)
+
+    def _shown(self, own: FloatArray, c: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+        near = self._near(own)
+        own = self._turn(self._alone(near, c, site, 1.0), site, 0.5) + (own - near)
         level = expected + self.shift[site]
         straight = (level + own) * self.spread[site] if self.gain else level + own * self.spread[site]
         return self.bend.bend(straight, site)
@@ -116,18 +134,22 @@ class SiteModel:
         the site shows them. The error is that before shrinkage: an interval that leans on a prior of three
         sites would be too narrow.
         """
-        centre = self.centre[None]
-        level = np.vstack([self.measured(0 * centre, centre, s) for s in range(len(self.shift))])
+        centre, nobody = self.centre[None], np.zeros((1, self.trend.knots.shape[0]))
+        level = np.vstack([self._shown(0 * centre, nobody, centre, s) for s in range(len(self.shift))])
         slope = np.vstack([self.bend.slope(level[[s]], s) for s in range(len(self.shift))])
         spread = self.spread / slope
         error = self.error * (spread if self.gain else 1 / slope)
         return level - self.people @ level / self.people.sum(), error, spread
 
-    def log_likelihood(self, z: FloatArray, expected: FloatArray) -> FloatArray:
+    def log_likelihood(self, z: FloatArray, c: FloatArray) -> FloatArray:
         """Return how likely each site would have measured each row, (rows, sites), up to a constant."""
-        result = np.empty((len(z), len(self.shift)))
+        result, expected = np.empty((len(z), len(self.shift))), self.expected(c)
         for s in range(len(self.shift)):
             r = self._residual(self.bend.straighten(z, s), expected, s)
+            if self.network.active:
+                # What the network takes out, as the site's covariance has it; volumes stay as they are.
+                own = self._turn(self._near(r), s, -0.5)
+                r = r + self._turn(self._alone(own, c, s, -1.0), s, 0.5) - self._turn(own, s, 0.5)
             white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
             squares, determinant = squared_length(white, *self._directions(s), rest=self._rest(s))
             result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
@@ -157,7 +179,9 @@ class SiteModel:
             spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
         r = z / spread - expected if self.gain else z - expected
         error2 = self.residual / np.maximum(count, 1e-9)
-        shift = mean(r) * self.between / np.maximum(self.between + error2, 1e-300)
+        away, own_error = mean(r)[None], np.array([1 / max(n, 1.0)])
+        kept = self.composition.kept(away, np.sqrt(error2)[None], self.between, own_error)[0]
+        shift = (mean(r) - kept) * self.between / np.maximum(self.between + error2, 1e-300)
         vectors, values = np.empty((0, z.shape[1])), np.empty(0)
         if self.root.size and n > 2:
             white = (np.where(seen, r - mean(r), 0.0) / (1.0 if self.gain else spread)) @ self.unroot
@@ -173,6 +197,8 @@ class SiteModel:
             values=np.append(self.values, values),
             start=np.append(self.start, self.start[-1] + len(values)),
             bend=self.bend.with_site(),
+            kept=np.vstack([self.kept, kept]),
+            network=self.network.with_site(),
         )
 
     def _residual(self, z: FloatArray, expected: FloatArray, site: int) -> FloatArray:
@@ -190,14 +216,17 @@ class SiteModel:
         n = self.people[site] if self.start[site + 1] > self.start[site] else 0.0
         return float(self.mixing / (n + self.mixing)) if np.isfinite(self.mixing) else 1.0
 
-    def _turned(self, r: FloatArray, site: int, power: float) -> FloatArray:
-        """Multiply residuals by a power of the site's covariance, but for what is far of one feature.
+    def _near(self, r: FloatArray) -> FloatArray:
+        """Return residuals without how far they are: a failure tells nothing of the person's other features.
 
-        A failed segmentation tells nothing of the person's other features.
+        Where features meet, these are taken instead, and what is beyond them is added again.
         """
         limit = FAR * np.sqrt(self.residual)
-        near = np.clip(r, -limit, limit)
-        return self._turn(near, site, power) + (r - near)
+        return np.clip(r, -limit, limit)
+
+    def _alone(self, r: FloatArray, c: FloatArray, site: int, sign: float) -> FloatArray:
+        """Take what the network finds a site to do out of what is people's own (−1), or put it in (1)."""
+        return r + sign * self.network.part(r, c, site) if self.network.active else r
 
     def _turn(self, r: FloatArray, site: int, power: float) -> FloatArray:
         """Multiply residuals by a power of the site's covariance relative to the pool's."""
@@ -218,12 +247,14 @@ def fit_site_model(
     curvature: float | None = None,
     gain: bool | None = None,
     bending: bool | None = None,
+    network: bool | None = None,
+    seed: int = 0,
 ) -> SiteModel:
     """Fit the model to standardised features; ``None``: shrinkage chosen on held-out people.
 
     The trend is the straightest whose held-out squared error is hardly above the best; whether sites stretch
     it is what foretells held-out people better; sites bend where that makes held-out people likelier; the
-    mixing is the strongest that they can bear.
+    mixing is the strongest that they can bear; of the network as much as foretells them best.
     """
     trend = fit_trend(design.c, design.weight)
     basis, bends = trend(design.c), trend.bends
@@ -240,10 +271,14 @@ def fit_site_model(
 
     fitted, stiff = regression(z, gain)
     bend = _fit_bend(z, design, basis, bends, stiff, gain=fitted.gain, wanted=bending)
+    composition, kept = fit_composition(fitted, residuals(z, design, basis, fitted), design)
     if bend.active:
         z = _straight(z, design, bend)
         fitted, stiff = regression(z, gain)
-    between, shift = fitted.shifts()
+        between, shift = fitted.shifts()
+        shift = shift - kept  # straightening took all of the shift out
+    else:
+        between, shift = fitted.shifts(kept)
     model = SiteModel(
         trend=trend,
         coefficients=fitted.slopes[: len(trend.mean)],
@@ -265,8 +300,14 @@ def fit_site_model(
         curvature=stiff,
         gain=fitted.gain,
         bend=bend,
+        composition=composition,
+        kept=kept,
+        network=no_network(design.n_sites, z.shape[1]),
+        amount=0.0,
     )
-    return _with_mixing(model, residuals(z, design, basis, fitted), design, mixing)
+    left = residuals(z, design, basis, fitted)
+    model = _with_mixing(model, left, design, mixing)
+    return _with_network(model, left, design, network, seed)
 
 
 def _near(own: FloatArray, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -314,6 +355,20 @@ def _straight(z: FloatArray, design: Design, bend: Bend) -> FloatArray:
         for part in pieces(len(rows), z.shape[1]):
             result[rows[part]] = bend.straighten(z[rows[part]], s)
     return result
+
+
+def _with_network(
+    model: SiteModel, residuals: FloatArray, design: Design, wanted: bool | None, seed: int
+) -> SiteModel:
+    """Add what sites do to people jointly and in curves, beside everything else."""
+    if wanted is False or design.n_sites < 2:
+        return model
+    own = np.empty_like(residuals)
+    for s, rows in enumerate(site_rows(design.site, design.n_sites)):
+        for part in pieces(len(rows), own.shape[1]):
+            own[rows[part]] = model._turn(model._near(residuals[rows[part]]), s, -0.5)
+    network, amount = fit_network(own, design, wanted=wanted, seed=seed)
+    return replace(model, network=network, amount=amount)
 
 
 def _with_mixing(model: SiteModel, residuals: FloatArray, design: Design, mixing: float | None) -> SiteModel:

@@ -1,0 +1,118 @@
+"""Whom a site scanned: what of the sites' differences is more likely their people's than their scanners'.
+
+People differ along a few factors that run through many features, head size above all. Where one site scans
+more men than another and nobody says so, its shift has a part along that factor. A scanner shifts each
+feature in its own way, which hardly adds up to a factor of people; and where it does (thickness, by its
+contrast), it moves everybody by as much as people differ. So a difference between sites along a factor of
+people that is beyond what their features' own shifts add up to, and small beside how people of one site
+differ, is left to the people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipool.models.design import Design
+from equipool.models.mixing import WIDEST_MIXING
+from equipool.models.pieces import gram
+from equipool.models.regression import Regression, variance_between
+
+__all__ = ["Composition", "fit_composition", "no_composition", "people_factors"]
+
+FloatArray = NDArray[np.float64]
+
+LARGE = 0.05  # of the variance of all features: a factor that runs through many of them
+FACTORS = 5  # at most
+SITES = 6  # fewer do not tell how far sites differ along a factor
+LIKE_PEOPLE = 0.5  # deviations of people of one site; sites that differ more along a factor do so by scanners
+SURE = 0.99  # that sites differ along a factor beyond their features' own shifts
+
+
+def people_factors(residuals: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return the loadings (factors, p) along which people of one site differ most, at a variance of 1."""
+    p = residuals.shape[1]
+    if p < 2 or p > WIDEST_MIXING:
+        return np.empty((0, p))
+    covariance = gram(residuals, residuals, weight) / weight.sum()
+    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
+    values, vectors = values[::-1][:FACTORS], vectors[:, ::-1][:, :FACTORS]
+    large = values > max(LARGE * p, 1.0)
+    return (vectors[:, large] * np.sqrt(values[large])).T * deviation
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Factors of people, (factors, p), and how far sites' people differ along each, (factors,): variances.
+
+    0 for a factor along which sites differ by nothing, or by too much for their people.
+    """
+
+    loadings: FloatArray
+    beyond: FloatArray
+
+    def kept(
+        self, shift: FloatArray, error: FloatArray, between: FloatArray, people: FloatArray
+    ) -> FloatArray:
+        """Return the part of sites' shifts (sites, p) that is their people's.
+
+        ``error`` and ``between`` are theirs and the features', ``people`` is the error of a site's mean for a
+        feature of variance 1, (sites,).
+        """
+        if not self.beyond.any():
+            return np.zeros_like(shift)
+        place, noise = _places(self.loadings, shift, error, between, people)
+        result: FloatArray = (place * (self.beyond / (self.beyond + noise))) @ self.loadings
+        return result
+
+
+def no_composition(p: int) -> Composition:
+    """Return that sites' people do not differ."""
+    return Composition(np.empty((0, p)), np.empty(0))
+
+
+def fit_composition(fit: Regression, residuals: FloatArray, design: Design) -> tuple[Composition, FloatArray]:
+    """Find the factors, how far sites truly differ along them, and what of their shifts is kept.
+
+    How far is the estimate of a meta-analysis, as for shifts and spreads.
+    """
+    nothing = no_composition(residuals.shape[1]), np.zeros_like(fit.shift)
+    if np.count_nonzero(fit.people) < SITES:
+        return nothing
+    loadings = people_factors(residuals, design.weight)
+    if not len(loadings):
+        return nothing
+    between = variance_between(fit.shift, fit.error)
+    place, noise = _places(loadings, fit.shift, fit.error, between, fit.inverse)
+    beyond = variance_between(place, np.sqrt(noise))
+    believed = _differ(place, noise) & (beyond <= LIKE_PEOPLE**2)
+    found = Composition(loadings, np.where(believed, beyond, 0.0))
+    return found, found.kept(fit.shift, fit.error, between, fit.inverse)
+
+
+def _places(
+    loadings: FloatArray, shift: FloatArray, error: FloatArray, between: FloatArray, people: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return where sites' people stand along the factors, and the variance of its error, (sites, factors).
+
+    By generalised least squares, features that sites shift much weighing little; the error is what the
+    features' own shifts, and the few people, make of it.
+    """
+    place, noise = np.empty((2, len(shift), len(loadings)))
+    for s, own in enumerate(shift):
+        weighted = loadings / np.maximum(between + error[s] ** 2, 1e-12)
+        inverse = np.linalg.pinv(weighted @ loadings.T)
+        place[s] = inverse @ weighted @ own
+        noise[s] = np.diag(inverse) + people[s]
+    return place, noise
+
+
+def _differ(place: FloatArray, noise: FloatArray) -> NDArray[np.bool_]:
+    """Say along which factors sites differ more than their noise lets expect (Cochran's test)."""
+    from scipy.stats import chi2
+
+    mean = (place / noise).sum(axis=0) / (1 / noise).sum(axis=0)
+    return np.asarray(((place - mean) ** 2 / noise).sum(axis=0) > chi2.ppf(SURE, len(place) - 1))
