@@ -59,6 +59,7 @@ def simulate_table(
     noise: float = 0.03,
     mixing: float = 0.0,
     bending: float = 0.0,
+    joint: float = 0.0,
     random_state: int = 0,
 ) -> SimulatedTable:
     """Simulate regional volumes from several scanners with a dial for the overlap of ages.
@@ -79,6 +80,9 @@ def simulate_table(
     mixing, bending
         How much sites mix what is a person's own between features, and bend it (as a gamma would): 0 for
         none, 0.3 for a lot.
+    joint
+        How much of what a site does to a feature depends, in curves, on factors that run through all features
+        of a person, such as head size: 0 for none, 0.3 for a lot.
     random_state
         The same number gives the same table.
 
@@ -99,11 +103,12 @@ def simulate_table(
     age = _ages(rng, site, len(sites), overlap, ages)
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
-    deviation, affected = _anatomy(rng, age, ages, sick, features, disease, noise)
+    deviation, affected, person = _anatomy(rng, age, ages, sick, features, disease, noise)
     clean = mean * (1 + deviation)
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
     seen = _seen(rng, clean - mean, site, len(sites), mixing, bending)
+    seen += joint * _jointly(random_state, person, site, len(sites), features) * (clean - mean).std(axis=0)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
         pd.DataFrame(mean + shift[site] + scale[site] * seen, columns=names),
@@ -139,17 +144,30 @@ def _anatomy(
     features: int,
     effect: float,
     noise: float,
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Return relative deviations from the mean volume, and which features the disease changes."""
+) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
+    """Return deviations relative to the mean volume, which features the disease changes, people's factors."""
     years = (age - ages[0]) / (ages[1] - ages[0])
     loss = rng.uniform(0.05, 0.3, features) * np.sign(rng.random(features) - 0.15)
     ageing = -np.outer(years + 0.8 * years**2, loss) / 1.8
     affected = rng.random(features) < 0.4
     disease = -effect * np.outer(sick, affected)
-    person = 0.06 * rng.standard_normal((len(age), 3)) @ rng.standard_normal((3, features)) / np.sqrt(3)
+    factors = rng.standard_normal((len(age), 3))
+    person = 0.06 * factors @ rng.standard_normal((3, features)) / np.sqrt(3)
     chance = noise * rng.standard_normal((len(age), features))
     deviation: FloatArray = ageing + disease + person + chance
-    return deviation, affected
+    return deviation, affected, factors
+
+
+def _jointly(
+    random_state: int, factors: FloatArray, site: NDArray[np.intp], n_sites: int, features: int
+) -> FloatArray:
+    """Return what sites do by people's factors: parabolas, steps and products, other ones at each site."""
+    rng = np.random.default_rng((random_state, 2))
+    first, second = factors[:, 0], factors[:, 1]
+    curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
+    own = rng.standard_normal((n_sites, 3, features)) / np.sqrt(3)
+    result: FloatArray = np.einsum("nk,nkp->np", curves, own[site])
+    return result
 
 
 def _seen(
@@ -162,7 +180,7 @@ def _seen(
 ) -> FloatArray:
     """Return what sites see of deviations: mixed between features and bent, differently at each."""
     if not mixing and not bending:
-        return own
+        return own.copy()
     seen = np.empty_like(own)
     spread = own.std(axis=0)
     for s in range(n_sites):

@@ -48,6 +48,11 @@ class Design:
         count = np.bincount(self.site[rows], weights=self.weight[rows], minlength=self.n_sites)
         return count.astype(np.float64)
 
+    def only(self, rows: IntArray) -> Design:
+        """Return the same for some rows; sites keep their numbers."""
+        parts = {name: getattr(self, name)[rows] for name in ("site", "c", "extra", "weight", "fold")}
+        return replace(self, **parts)
+
     @property
     def thirds(self) -> Design:
         """The same with people dealt to three parts, for choices that need no more."""

@@ -14,7 +14,7 @@ not changed at any age: the mean person belongs to the closed form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,11 +34,11 @@ IntArray = NDArray[np.intp]
 SCORES = 4  # factors at most
 FEATURES = 6  # fewer leave nothing beside the scores
 FEW = 25  # people; smaller sites show nothing of this kind
-ENOUGH = 20_000  # rows to learn from
+ENOUGH = 10_000  # rows to learn from
 HIDDEN = 24
 STEPS, RATE = 200, 1e-2
-RIDGE = 30.0  # people's worth of a site that does nothing
-AMOUNTS = np.array([0.25, 0.5, 0.75, 1.0])
+RIDGE = 100.0  # people's worth of a site that does nothing
+AMOUNTS = np.array([0.1, 0.25, 0.5, 0.75, 1.0])
 SURE = 2.0  # standard errors by which held-out people must show it
 
 
@@ -95,28 +95,35 @@ def no_network(n_sites: int, p: int) -> SiteNetwork:
     return SiteNetwork(none, none, np.empty((p, 0)), np.empty((1, 0)), none, np.empty((n_sites, 0, p)))
 
 
-def fit_network(
-    own: FloatArray, design: Design, *, wanted: bool | None = None, seed: int = 0
-) -> tuple[SiteNetwork, float]:
-    """Fit the network to what is people's own; return it with the share of it that is taken out.
-
-    ``wanted=None``: the share that foretells held-out people best, nothing where that is not sure.
-    """
-    p = own.shape[1]
-    nothing = no_network(design.n_sites, p), 0.0
+def learners(design: Design, p: int) -> IntArray:
+    """Return the rows to learn from: of sites with enough people, and no more than are enough; or none."""
     large = design.people >= FEW
-    if wanted is False or large.sum() < 2 or design.n_folds < 2 or not FEATURES <= p <= WIDEST_MIXING:
-        return nothing
+    if large.sum() < 2 or design.n_folds < 2 or not FEATURES <= p <= WIDEST_MIXING:
+        return np.empty(0, dtype=np.intp)
     rows = np.flatnonzero(large[design.site])
-    if len(rows) > ENOUGH:
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:ENOUGH])
-    sphere = _Sphere.of(own[rows], design.c[rows], design.weight[rows])
-    data = _Data.of(own, design, rows, sphere)
+    return rows if len(rows) <= ENOUGH else np.sort(np.random.default_rng(0).permutation(rows)[:ENOUGH])
+
+
+def fit_network(
+    account: Callable[[IntArray | None], FloatArray],
+    design: Design,
+    *,
+    wanted: bool | None = None,
+    seed: int = 0,
+) -> tuple[SiteNetwork, float]:
+    """Fit the network to what is the own of :func:`learners`; return it with the share that is taken out.
+
+    ``account`` gives everybody's own, (rows, p), by what was learned of covariances from some rows, or from
+    all. ``wanted=None``: the share that foretells held-out people best, nothing where that is not sure.
+    """
+    own = account(None)
+    p = own.shape[1]
     with _one_thread():
-        amount = _choose(data, design.thirds.fold[rows], wanted, seed)
+        amount = _choose(account, design.thirds, wanted, seed)
         if not amount:
-            return nothing
-        weights, bias, _, heads = _train(data, np.ones(len(rows), dtype=bool), seed)
+            return no_network(design.n_sites, p), 0.0
+        sphere = _Sphere.of(own, design.c, design.weight)
+        weights, bias, _, heads = _train(_Data.of(own, design, design.everybody, sphere), seed)
     heads = amount * heads * sphere.deviation
     return SiteNetwork(sphere.middle, sphere.reach, sphere.scores, weights, bias, heads), amount
 
@@ -182,14 +189,22 @@ class _Data:
         return cls(points, means, goal, design.site[rows], design.weight[rows], sphere.axes, design.n_sites)
 
 
-def _choose(data: _Data, fold: IntArray, wanted: bool | None, seed: int) -> float:
+def _choose(
+    account: Callable[[IntArray | None], FloatArray],
+    design: Design,
+    wanted: bool | None,
+    seed: int,
+) -> float:
     """Return the share of the network whose removal leaves least of held-out people unexplained.
 
     Counted by held-out parts of sites, as features that go together are not so many observations.
     """
-    gains = []
-    for k in range(int(fold.max()) + 1):
-        gains += _held_out_gains(data, fold == k, seed)
+    gains: list[FloatArray] = []
+    for fit, held in design.folds():
+        own = account(fit)
+        sphere = _Sphere.of(own[fit], design.c[fit], design.weight[fit])
+        learned, judges = (_Data.of(own, design, some, sphere) for some in (fit, held))
+        gains += _held_out_gains(learned, judges, seed)
         if wanted is None and np.sum(gains, axis=0).max(initial=0.0) <= 0:
             return 0.0
     parts = np.array(gains)
@@ -199,27 +214,24 @@ def _choose(data: _Data, fold: IntArray, wanted: bool | None, seed: int) -> floa
     return float(AMOUNTS[best]) if wanted or sure else 0.0
 
 
-def _held_out_gains(data: _Data, held: NDArray[np.bool_], seed: int) -> list[FloatArray]:
+def _held_out_gains(fit: _Data, held: _Data, seed: int) -> list[FloatArray]:
     """Return for each site how much less of its held-out people is unexplained, by amount."""
-    weights, bias, shared, heads = _train(data, ~held, seed)
+    weights, bias, shared, heads = _train(fit, seed)
     gains = []
-    for s, rows in enumerate(site_rows(data.site, data.n_sites)):
-        rows = rows[held[rows]]
+    for s, rows in enumerate(site_rows(held.site, held.n_sites)):
         gain = np.zeros(len(AMOUNTS))
-        for part in pieces(len(rows), data.goal.shape[1]):
+        for part in pieces(len(rows), held.goal.shape[1]):
             some = rows[part]
-            hidden = np.tanh(data.points[some] @ weights + bias) - np.tanh(data.means[some] @ weights + bias)
-            left, own = data.goal[some] - hidden @ shared, hidden @ heads[s]
-            w = data.weight[some]
+            hidden = np.tanh(held.points[some] @ weights + bias) - np.tanh(held.means[some] @ weights + bias)
+            left, own = held.goal[some] - hidden @ shared, hidden @ heads[s]
+            w = held.weight[some]
             across, square = w @ (left * own).sum(axis=1), w @ (own**2).sum(axis=1)
             gain += 2 * AMOUNTS * across - AMOUNTS**2 * square
         gains += [gain] if len(rows) else []
     return gains
 
 
-def _train(
-    data: _Data, used: NDArray[np.bool_], seed: int
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _train(data: _Data, seed: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return hidden weights and bias, the last layer that all share, and what each site adds, off the scores.
 
     Least squares by Adam over all rows at once; sites' additions cost as many people's worth as RIDGE says
@@ -227,8 +239,8 @@ def _train(
     """
     import torch
 
-    rows = np.concatenate([own[used[own]] for own in site_rows(data.site, data.n_sites)])
-    sizes = np.bincount(data.site[rows], minlength=data.n_sites).tolist()
+    rows = np.argsort(data.site, kind="stable")
+    sizes = np.bincount(data.site, minlength=data.n_sites).tolist()
 
     def tensor(values: FloatArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values[rows], dtype=np.float32))

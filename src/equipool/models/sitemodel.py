@@ -20,7 +20,7 @@ from equipool.models.bend import Affine, Bend, fit_bend
 from equipool.models.composition import Composition, fit_composition
 from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
-from equipool.models.network import SiteNetwork, fit_network, no_network
+from equipool.models.network import SiteNetwork, fit_network, learners, no_network
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.regression import (
     FAR,
@@ -271,7 +271,7 @@ def fit_site_model(
 
     fitted, stiff = regression(z, gain)
     bend = _fit_bend(z, design, basis, bends, stiff, gain=fitted.gain, wanted=bending)
-    composition, kept = fit_composition(fitted, residuals(z, design, basis, fitted), design)
+    composition, kept = fit_composition(fitted, lambda: residuals(z, design, basis, fitted), design)
     if bend.active:
         z = _straight(z, design, bend)
         fitted, stiff = regression(z, gain)
@@ -361,12 +361,23 @@ def _with_network(
     model: SiteModel, residuals: FloatArray, design: Design, wanted: bool | None, seed: int
 ) -> SiteModel:
     """Add what sites do to people jointly and in curves, beside everything else."""
-    if wanted is False or design.n_sites < 2:
+    rows = learners(design, residuals.shape[1])
+    if wanted is False or not len(rows):
         return model
-    own = np.empty_like(residuals)
-    for s, rows in enumerate(site_rows(design.site, design.n_sites)):
-        for part in pieces(len(rows), own.shape[1]):
-            own[rows[part]] = model._turn(model._near(residuals[rows[part]]), s, -0.5)
+    if len(rows) < len(residuals):
+        design, residuals = design.only(rows), residuals[rows]
+
+    def own(fit: IntArray | None = None) -> FloatArray:
+        learned = model
+        if fit is not None and model.root.size:
+            # Mixing learned from everybody has seen those held out, and hides from them what it leaves.
+            learned = _mixed(model, residuals @ model.unroot, design, fit)
+        result = np.empty_like(residuals)
+        for s, some in enumerate(site_rows(design.site, design.n_sites)):
+            for part in pieces(len(some), result.shape[1]):
+                result[some[part]] = learned._turn(learned._near(residuals[some[part]]), s, -0.5)
+        return result
+
     network, amount = fit_network(own, design, wanted=wanted, seed=seed)
     return replace(model, network=network, amount=amount)
 
@@ -382,17 +393,21 @@ def _with_mixing(model: SiteModel, residuals: FloatArray, design: Design, mixing
         mixing = choose_mixing(white, design)
     if not np.isfinite(mixing):
         return model
-    vectors, values = [], []
-    for s, rows in enumerate(site_rows(design.site, n_sites)):
-        v, d = directions(white[rows], design.weight[rows], model.people[s], mixing)
-        vectors.append(v)
-        values.append(d)
+    return _mixed(replace(model, root=root, unroot=unroot, mixing=float(mixing)), white, design)
+
+
+def _mixed(model: SiteModel, white: FloatArray, design: Design, rows: IntArray | None = None) -> SiteModel:
+    """Learn the sites' covariances from whitened residuals of some rows, with the mixing that there is."""
+    rows, white = (design.everybody, white) if rows is None else (rows, white[rows])
+    site, weight, people = design.site[rows], design.weight[rows], design.people_of(rows)
+    found = [
+        directions(white[own], weight[own], people[s], model.mixing)
+        for s, own in enumerate(site_rows(site, design.n_sites))
+    ]
     return replace(
         model,
-        root=root,
-        unroot=unroot,
-        vectors=np.vstack(vectors),
-        values=np.concatenate(values),
-        start=np.concatenate([[0], np.cumsum([len(d) for d in values])]).astype(np.intp),
-        mixing=float(mixing),
+        people=people,
+        vectors=np.vstack([vectors for vectors, _ in found]),
+        values=np.concatenate([values for _, values in found]),
+        start=np.concatenate([[0], np.cumsum([len(values) for _, values in found])]).astype(np.intp),
     )
