@@ -1,0 +1,104 @@
+"""Whom sites scanned: what of their differences is left to their people."""
+
+import numpy as np
+import pytest
+
+import equipool as ep
+from equipool.models.composition import _places, people_factors
+
+
+def scanned(rng, *, sites=12, people=60, p=50, men=0.0, scanner=0.0):
+    """Return features, sites, the clean features and each site's share of a group with larger heads.
+
+    ``men`` is how far shares differ between sites, ``scanner`` how far scanners move everybody along the
+    factor that the group differs in.
+    """
+    site = np.repeat(np.arange(sites), people)
+    share = np.clip(0.5 + men * rng.standard_normal(sites), 0.05, 0.95)
+    group = rng.random(len(site)) < share[site]
+    head = 1.5 * group + rng.standard_normal(len(site))
+    loading = rng.uniform(0.4, 0.8, p)
+    clean = np.outer(head, loading) + 0.8 * rng.standard_normal((len(site), p))
+    moved = scanner * np.outer(rng.standard_normal(sites), loading) + 0.4 * rng.standard_normal((sites, p))
+    return clean + moved[site], site, clean, group
+
+
+def like(found, clean):
+    apart = (found - clean) - (found - clean).mean(axis=0)
+    return 1 - (apart**2).sum() / ((clean - clean.mean(axis=0)) ** 2).sum()
+
+
+def test_a_site_that_scans_more_men_keeps_their_heads(monkeypatch):
+    gains = []
+    for seed in range(5):
+        x, site, clean, group = scanned(np.random.default_rng(seed), sites=20, people=80, men=0.25)
+        kept = ep.SiteHarmonizer().fit(x, site=site)
+        monkeypatch.setattr("equipool.models.composition.SITES", 10**6)
+        removed = ep.SiteHarmonizer().fit(x, site=site)
+        monkeypatch.undo()
+        gains.append(like(kept.transform(x, site=site), clean) - like(removed.transform(x, site=site), clean))
+        share = np.array([group[site == s].mean() for s in kept.sites_.astype(int)])
+        mean = kept.site_effects_.groupby("site", sort=False)["kept"].mean()
+        assert np.corrcoef(mean.loc[kept.sites_], share)[0, 1] > 0.7
+        assert not removed.site_effects_["kept"].any()
+    assert np.mean(gains) > 0.01
+
+
+def test_told_the_group_nothing_is_left_to_guess():
+    x, site, _, group = scanned(np.random.default_rng(0), men=0.2)
+    blind, told = (ep.SiteHarmonizer().fit(x, y, site=site) for y in (None, group))
+    size = [np.abs(h.site_effects_["kept"]).mean() for h in (blind, told)]
+    assert size[1] < 0.5 * size[0]
+
+
+def test_scanners_that_move_everybody_by_as_much_as_people_differ_are_harmonized():
+    for seed in range(4):
+        x, site, clean, _ = scanned(np.random.default_rng(seed), sites=16, scanner=2.0)
+        harmonizer = ep.SiteHarmonizer().fit(x, site=site)
+        assert not harmonizer.site_effects_["kept"].any()
+        assert like(harmonizer.transform(x, site=site), clean) > 0.9
+
+
+@pytest.mark.parametrize("settings", [{"sites": 5, "men": 0.2}, {"sites": 12}])
+def test_few_sites_and_like_people_are_left_as_they_were(settings):
+    some = 0
+    for seed in range(5):
+        x, site, _, _ = scanned(np.random.default_rng(seed), **settings)
+        some += bool(ep.SiteHarmonizer().fit(x, site=site).site_effects_["kept"].any())
+    assert some <= (0 if settings["sites"] == 5 else 1)
+
+
+def test_a_new_sites_people_keep_theirs_too():
+    rng = np.random.default_rng(1)
+    x, site, clean, _ = scanned(rng, sites=14, people=80, men=0.25)
+    known = site < 12
+    harmonizer = ep.SiteHarmonizer(unseen_site="adapt").fit(x[known], site=site[known])
+    new = harmonizer.transform(x[~known], site=site[~known])
+    apart = new - clean[~known]
+    for s in (12, 13):
+        own = site[~known] == s
+        # What remains of the site is small beside what its people are away from the pool.
+        away = clean[~known][own].mean() - clean[known].mean()
+        assert abs(apart[own].mean()) < max(abs(away), 0.25)
+
+
+def test_places_are_generalised_least_squares():
+    rng = np.random.default_rng(2)
+    loadings, shift = rng.normal(size=(2, 15)), rng.normal(size=(3, 15))
+    error, between, people = rng.uniform(0.1, 1, (3, 15)), rng.uniform(0.1, 1, 15), rng.uniform(0.01, 0.1, 3)
+    place, noise = _places(loadings, shift, error, between, people)
+    for s in range(3):
+        w = 1 / np.sqrt(between + error[s] ** 2)
+        wanted = np.linalg.lstsq((loadings * w).T, shift[s] * w, rcond=None)[0]
+        np.testing.assert_allclose(place[s], wanted)
+        inverse = np.linalg.inv((loadings * w**2) @ loadings.T)
+        np.testing.assert_allclose(noise[s], np.diag(inverse) + people[s])
+
+
+def test_factors_are_those_in_which_people_differ():
+    rng = np.random.default_rng(3)
+    loading = rng.uniform(0.5, 1.0, 30)
+    rows = np.outer(rng.standard_normal(4000), loading) + 0.7 * rng.standard_normal((4000, 30))
+    found = people_factors(rows, np.ones(len(rows)))
+    assert found.shape == (1, 30)
+    assert np.abs(np.abs(found[0]) - loading).max() < 0.15
