@@ -1,14 +1,15 @@
 """Harmonizers against simulated truth: clean features, the age effect, and the power to find a disease.
 
-    python benchmarks/harmonizer_truth.py [--seeds 10]
+    python benchmarks/harmonizer_truth.py [--seeds 10] [--jobs 2] [--kinds affine joint]
 
 Prints, for ages that overlap fully, by half and not at all: R² of harmonized with clean features (after the
 pool's own mean, which nobody can know, is removed), the error of the age effect (mean absolute difference of
 the fitted and the true change per decade, in percent of the true one), and of the truly affected features the
 share that is found at a false-positive rate of 5 %, the threshold taken from those that are not affected.
 
-Sites shift and stretch ("affine"), also mix and bend features, or shift and stretch where one value in 200
-is a failure, anything within twenty deviations ("failures"): people are then judged where nothing failed.
+Sites shift and stretch ("affine"), also mix and bend features, do so by the factors of people too ("joint",
+of less chance), or shift and stretch where one value in 200 is a failure, anything within twenty deviations
+("failures"): people are then judged where nothing failed.
 "clean" are the simulator's features before any site touched them: more cannot be found.
 """
 
@@ -26,7 +27,12 @@ from equipool.data import simulate_table
 from equipool.evaluate.harmonizers import HARMONIZERS, SIMULATED, make_harmonizer
 
 METHODS = (*HARMONIZERS[:-2], "clean")  # but for those told the target
-KINDS = {"affine": {}, "mixed and bent": {"mixing": 0.3, "bending": 0.1}, "failures": {}}
+KINDS = {
+    "affine": {},
+    "mixed and bent": {"mixing": 0.3, "bending": 0.1},
+    "joint": {"mixing": 0.3, "bending": 0.1, "joint": 0.3, "noise": 0.06},
+    "failures": {},
+}
 
 
 def slope(feature: np.ndarray, age: np.ndarray) -> float:
@@ -60,16 +66,8 @@ def failed(features: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.n
 
 
 def one(overlap: float, seed: int, kind: str) -> list[dict[str, object]]:
-    truth = simulate_table(
-        sites=SIMULATED,
-        people=80,
-        features=40,
-        overlap=overlap,
-        disease=0.03,
-        noise=0.1,
-        random_state=seed,
-        **KINDS[kind],
-    )
+    usual = {"people": 80, "features": 40, "disease": 0.03, "noise": 0.1}
+    truth = simulate_table(sites=SIMULATED, overlap=overlap, random_state=seed, **usual | KINDS[kind])
     pool, clean = truth.pool, truth.clean
     features, whole = failed(pool.features, kind, seed)
     columns = range(features.shape[1])
@@ -111,15 +109,21 @@ def power(runs: pd.DataFrame) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--jobs", type=int, default=-1)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     arguments = parser.parse_args()
     tasks = [
         (overlap, seed, kind)
-        for kind in KINDS
+        for kind in arguments.kinds
         for overlap in (1.0, 0.5, 0.0)
         for seed in range(arguments.seeds)
     ]
     runs = pd.DataFrame(
-        [row for rows in Parallel(n_jobs=-1)(delayed(one)(*task) for task in tasks) for row in rows]
+        [
+            row
+            for rows in Parallel(n_jobs=arguments.jobs)(delayed(one)(*task) for task in tasks)
+            for row in rows
+        ]
     )
     keys = ["kind", "overlap", "method"]
     table = runs.groupby(keys, sort=False)[["r2", "age error %"]].mean()

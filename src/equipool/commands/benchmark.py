@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
         "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
         "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
-        "simulated-OVERLAP",
+        "simulated-OVERLAP, simulated-joint-OVERLAP",
     )
     add_roles(command)
     command.add_argument("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")

@@ -43,6 +43,11 @@ __all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_
 FloatArray = NDArray[np.float64]
 
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
+# Sites shift, stretch, mix and bend features; in the second kind also by the factors of people.
+SIMULATED_KINDS: dict[str, dict[str, Any]] = {
+    "simulated-": {"features": 24, "noise": 0.12},
+    "simulated-joint-": {"features": 80, "noise": 0.06, "joint": 0.3},
+}
 HARMONIZERS = (
     "raw",
     "combat-nocov",
@@ -148,7 +153,9 @@ def _read_fold(path: Path) -> list[dict[str, Any]] | None:
 def read_pool(
     table: str, *, site: str | None, least: int = 10, **roles: Unpack[Roles]
 ) -> tuple[str, PooledDataset]:
-    """Return a table for scoring by its path, or a simulated one, ``simulated-OVERLAP[-SEED]``.
+    """Return a table for scoring by its path, or a simulated one.
+
+    These are ``simulated-OVERLAP[-SEED]`` and ``simulated-joint-OVERLAP[-SEED]`` (:data:`SIMULATED_KINDS`).
 
     Sites with fewer than ``least`` people are left out: nobody could judge them in five folds.
     """
@@ -169,24 +176,24 @@ def _simulated(table: str) -> SimulatedTable | None:
     """Return the simulated table of that name, None where it is no such name."""
     if not table.startswith("simulated-"):
         return None
-    overlap, _, seed = table.removeprefix("simulated-").partition("-")
+    kind = "simulated-joint-" if table.startswith("simulated-joint-") else "simulated-"
+    overlap, _, seed = table.removeprefix(kind).partition("-")
     try:
         share, number = float(overlap), int(seed or 0)
     except ValueError:
         raise InputError(
             f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
-            "another such table."
+            "another such table, simulated-joint-0.5 for sites that act by people's factors."
         ) from None
     return simulate_table(
         sites=SIMULATED,
         people=120,
-        features=24,
         overlap=share,
         random_state=number,
         disease=0.04,
-        noise=0.12,
         mixing=0.3,
         bending=0.1,
+        **SIMULATED_KINDS[kind],
     )
 
 
