@@ -10,7 +10,6 @@ differ, is left to the people.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +33,14 @@ SURE = 0.99  # that sites differ along a factor beyond their features' own shift
 
 def people_factors(residuals: FloatArray, weight: FloatArray) -> FloatArray:
     """Return the loadings (factors, p) along which people of one site differ most, at a variance of 1."""
+    from scipy.linalg import eigh
+
     covariance = gram(residuals, residuals, weight) / weight.sum()
-    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
-    values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
-    values, vectors = values[::-1][:FACTORS], vectors[:, ::-1][:, :FACTORS]
-    large = values > max(LARGE * len(deviation), 1.0)
+    deviation, p = np.sqrt(np.maximum(np.diag(covariance), 1e-12)), len(covariance)
+    most = [max(p - FACTORS, 0), p - 1]
+    values, vectors = eigh(covariance / np.outer(deviation, deviation), subset_by_index=most)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    large = values > max(LARGE * p, 1.0)
     return (vectors[:, large] * np.sqrt(values[large])).T * deviation
 
 
@@ -72,9 +74,7 @@ def no_composition(p: int) -> Composition:
     return Composition(np.empty((0, p)), np.empty(0))
 
 
-def fit_composition(
-    fit: Regression, residuals: Callable[[], FloatArray], design: Design
-) -> tuple[Composition, FloatArray]:
+def fit_composition(fit: Regression, residuals: FloatArray, design: Design) -> tuple[Composition, FloatArray]:
     """Find the factors, how far sites truly differ along them, and what of their shifts is kept.
 
     How far is the estimate of a meta-analysis, as for shifts and spreads.
@@ -82,7 +82,7 @@ def fit_composition(
     nothing = no_composition(fit.shift.shape[1]), np.zeros_like(fit.shift)
     if np.count_nonzero(fit.people) < SITES or not 1 < fit.shift.shape[1] <= WIDEST_MIXING:
         return nothing
-    loadings = people_factors(residuals(), design.weight)
+    loadings = people_factors(residuals, design.weight)
     if not len(loadings):
         return nothing
     between = variance_between(fit.shift, fit.error)

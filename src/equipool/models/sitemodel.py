@@ -271,10 +271,12 @@ def fit_site_model(
 
     fitted, stiff = regression(z, gain)
     bend = _fit_bend(z, design, basis, bends, stiff, gain=fitted.gain, wanted=bending)
-    composition, kept = fit_composition(fitted, lambda: residuals(z, design, basis, fitted), design)
+    left = residuals(z, design, basis, fitted)
+    composition, kept = fit_composition(fitted, left, design)
     if bend.active:
         z = _straight(z, design, bend)
         fitted, stiff = regression(z, gain)
+        left = residuals(z, design, basis, fitted)
         between, shift = fitted.shifts()
         shift = shift - kept  # straightening took all of the shift out
     else:
@@ -305,7 +307,6 @@ def fit_site_model(
         network=no_network(design.n_sites, z.shape[1]),
         amount=0.0,
     )
-    left = residuals(z, design, basis, fitted)
     model = _with_mixing(model, left, design, mixing)
     return _with_network(model, left, design, network, seed)
 
