@@ -186,6 +186,15 @@ def test_a_failed_value_does_not_reach_the_persons_other_features(forced):
     np.testing.assert_allclose(one[1:], other[1:])
 
 
+def test_it_says_what_was_chosen(forced, tmp_path):
+    harmonizer = forced[1]
+    said = harmonizer.choices_
+    assert said["network"] == harmonizer.model_.amount > 0
+    assert said["kept"] == 0
+    assert set(said["bent"]) <= set(harmonizer.get_feature_names_out())
+    assert ep.load(harmonizer.save(tmp_path / "model")).choices_ == said
+
+
 def test_what_is_neither_yes_no_nor_none_is_refused(forced):
     pool = forced[0].pool
     with pytest.raises(InputError, match="network must be True, False or None"):

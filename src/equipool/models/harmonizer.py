@@ -77,6 +77,11 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         learned from as if nearer (``far``), and what of its difference was left to its people (``kept``).
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
+    choices_
+        What was chosen on held-out people, as a dict: the penalty on a bent trend (``curvature``), whether
+        sites stretch it (``gain``), which features they bend (``bent``), people's worth of the pooled
+        covariance (``mixing``), along how many factors differences are left to sites' people (``kept``), and
+        the share of the network that is taken out (``network``).
     model_
         What was learned, a :class:`SiteModel`, in standardised features.
 
@@ -358,6 +363,21 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         c = self._covariates(covariates, z, None)
         index = X.index if isinstance(X, pd.DataFrame) else None
         return pd.DataFrame(self._posterior(z, c), columns=self.sites_, index=index)
+
+    @property
+    def choices_(self) -> dict[str, Any]:
+        """What was chosen in ``fit``."""
+        check_is_fitted(self, "model_")
+        model = self.model_
+        bent = self.get_feature_names_out()[self.moved_][model.bend.columns]
+        return {
+            "curvature": model.curvature,
+            "gain": model.gain,
+            "bent": bent.tolist(),
+            "mixing": model.mixing,
+            "kept": int(np.count_nonzero(model.composition.beyond)),
+            "network": model.amount,
+        }
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return the names of the columns, which stay the same."""
