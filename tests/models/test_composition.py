@@ -68,18 +68,44 @@ def test_few_sites_and_like_people_are_left_as_they_were(settings):
     assert some <= (0 if settings["sites"] == 5 else 1)
 
 
-def test_a_new_sites_people_keep_theirs_too():
-    rng = np.random.default_rng(1)
-    x, site, clean, _ = scanned(rng, sites=14, people=80, men=0.25)
-    known = site < 12
-    harmonizer = ep.SiteHarmonizer(unseen_site="adapt").fit(x[known], site=site[known])
-    new = harmonizer.transform(x[~known], site=site[~known])
-    apart = new - clean[~known]
-    for s in (12, 13):
-        own = site[~known] == s
-        # What remains of the site is small beside what its people are away from the pool.
-        away = clean[~known][own].mean() - clean[known].mean()
-        assert abs(apart[own].mean()) < max(abs(away), 0.25)
+def test_a_new_sites_people_keep_theirs_too(monkeypatch):
+    left = {True: [], False: []}
+    for seed in range(4):
+        x, site, clean, _ = scanned(np.random.default_rng(seed), sites=26, people=80, men=0.25)
+        known = site < 20
+        for kept, few in ((True, 6), (False, 10**6)):
+            monkeypatch.setattr("equipool.models.composition.SITES", few)
+            harmonizer = ep.SiteHarmonizer(unseen_site="adapt").fit(x[known], site=site[known])
+            assert bool(harmonizer.choices_["kept"]) == kept
+            apart = harmonizer.transform(x[~known], site=site[~known]) - clean[~known]
+            left[kept] += [abs(apart[site[~known] == s].mean()) for s in range(20, 26)]
+    assert np.mean(left[True]) < 0.8 * np.mean(left[False])
+
+
+def test_few_features_and_copies_of_one_are_harmonized():
+    """A scanner may well move four features together, or one that a table has thirteen times."""
+    rng = np.random.default_rng(0)
+    site = np.repeat(np.arange(20), 80)
+    person = rng.standard_normal(len(site))
+    four = np.outer(person, np.ones(4)) + rng.standard_normal((len(site), 4))
+    four += 0.4 * rng.standard_normal(20)[site, None]
+    ten = rng.standard_normal((len(site), 30)) + 0.4 * rng.standard_normal((20, 30))[site]
+    copies = ten[:, :1] + 0.05 * rng.standard_normal((len(site), 25))
+    for x in (four, np.hstack([ten, copies])):
+        assert ep.SiteHarmonizer().fit(x, site=site).choices_["kept"] == 0
+
+
+def test_what_is_kept_wanes_with_how_far_sites_differ():
+    kept = []
+    for scanner in (0.3, 0.6, 0.75, 1.2):
+        of_seeds = []
+        for seed in range(3):
+            x, site, _, _ = scanned(np.random.default_rng(seed), sites=40, people=40, scanner=scanner)
+            effects = ep.SiteHarmonizer(bending=False, network=False).fit(x, site=site).model_
+            of_seeds.append(effects.composition.believed.max(initial=0.0))
+        kept.append(np.mean(of_seeds))
+    assert kept[0] > kept[2] > kept[3]
+    assert kept[3] == 0
 
 
 def test_places_are_generalised_least_squares():
@@ -99,6 +125,7 @@ def test_factors_are_those_in_which_people_differ():
     rng = np.random.default_rng(3)
     loading = rng.uniform(0.5, 1.0, 30)
     rows = np.outer(rng.standard_normal(4000), loading) + 0.7 * rng.standard_normal((4000, 30))
-    found = people_factors(rows, np.ones(len(rows)))
+    found, copies = people_factors(rows, np.ones(len(rows)))
+    assert (copies == 1).all()
     assert found.shape == (1, 30)
     assert np.abs(np.abs(found[0]) - loading).max() < 0.15

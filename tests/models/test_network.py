@@ -22,6 +22,7 @@ def some_network(rng, sites=3, p=9, q=2, covariates=2, hidden=5):
         weights=rng.normal(size=(max(2 * covariates, 1) + q, hidden)),
         bias=rng.normal(size=hidden),
         heads=heads - heads @ axes @ axes.T,
+        place=np.arange(sites),
     )
 
 
@@ -65,7 +66,7 @@ def test_a_sites_part_is_what_the_formula_says(covariates):
             for a, m, r in zip(ages, network.middle, network.reach, strict=True)
         ]
         planes = [np.cos(a) for a in angles] + [np.sin(a) for a in angles] or [1.0]
-        vector = np.array([*planes, *(scores / 2)])
+        vector = np.array([*(p / np.sqrt(max(len(angles), 1)) for p in planes), *(scores / 2)])
         return vector / np.sqrt((vector**2).sum())
 
     for i in range(6):
@@ -110,14 +111,48 @@ def test_what_a_site_measured_comes_back(forced):
         rows = pool.site == s
         own = model.own(z[rows], pool.C[rows], s)
         near = (np.abs(own) < 3 * np.sqrt(model.residual)).all(axis=1)  # failures are kept apart
+        assert near.mean() > 0.5
         back = model.measured(own, pool.C[rows], s)
         np.testing.assert_allclose(back[near], z[rows][near], atol=1e-9)
 
 
-def test_sites_parts_add_up_to_nothing_over_people(forced):
-    model = forced[1].model_
-    total = np.tensordot(model.people, model.network.heads, axes=1)
-    assert np.abs(total).max() < 1e-4 * np.abs(model.network.heads).max() * model.people.sum()
+def test_sites_parts_add_up_to_nothing_over_people_and_small_sites_have_none():
+    truth = ep.simulate_table(people=60, random_state=2, **JOINT)
+    pool = truth.pool
+    # The first site's people come three times, and of the last two thirds are left out.
+    kept = (pool.site != 3) | (np.arange(len(pool.site)) % 3 == 0)
+    rows = np.concatenate([np.flatnonzero(kept), *2 * [np.flatnonzero(pool.site == 0)]])
+    harmonizer = ep.SiteHarmonizer(network=True).fit(
+        pool.X[rows], site=pool.site_labels[rows], covariates=pool.C[rows], subject=rows
+    )
+    model = harmonizer.model_
+    np.testing.assert_allclose(model.people, [60, 60, 60, 20])
+    assert model.network.place.tolist() == [0, 1, 2, -1]
+    total = np.tensordot(model.people[:3], model.network.heads, axes=1)
+    assert np.abs(total).max() < 1e-9 * np.abs(model.network.heads).max() * model.people.sum()
+
+
+def test_the_order_of_features_does_not_matter(forced):
+    truth, harmonizer = forced
+    pool = truth.pool
+    given = {"site": pool.site_labels, "covariates": pool.C}
+    order = np.random.default_rng(1).permutation(pool.X.shape[1])
+    found = ep.SiteHarmonizer(network=True).fit_transform(pool.X[:, order], **given)
+    wanted = harmonizer.transform(pool.X, **given)[:, order]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_it_trains_whatever_torch_is_set_to(forced):
+    truth, harmonizer = forced
+    pool = truth.pool
+    given = {"site": pool.site_labels, "covariates": pool.C}
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.inference_mode():
+            found = ep.SiteHarmonizer(network=True).fit(pool.X, **given)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found.model_.network.heads, harmonizer.model_.network.heads)
 
 
 def test_it_is_saved_adapts_and_brings_to_a_reference(forced, tmp_path):
@@ -180,10 +215,11 @@ def test_a_failed_value_does_not_reach_the_persons_other_features(forced):
     truth, harmonizer = forced
     pool = truth.pool
     given = {"site": pool.site_labels[:1], "covariates": pool.C[:1]}
-    rows = np.vstack([pool.X[:1], pool.X[:1]])
-    rows[:, 0] = pool.X[:, 0].mean() + pool.X[:, 0].std() * np.array([50.0, 5000.0])
-    one, other = (harmonizer.transform(row[None], **given)[0] for row in rows)
-    np.testing.assert_allclose(one[1:], other[1:])
+    rows = np.repeat(pool.X[:1], 3, axis=0)
+    rows[1:, 0] = pool.X[:, 0].mean() + pool.X[:, 0].std() * np.array([50.0, 5000.0])
+    usual, one, other = (harmonizer.transform(row[None], **given)[0] for row in rows)
+    np.testing.assert_allclose(one[1:], other[1:])  # however far
+    assert np.abs((one - usual)[1:] / pool.X.std(axis=0)[1:]).max() < 0.5
 
 
 def test_it_says_what_was_chosen(forced, tmp_path):

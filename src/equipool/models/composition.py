@@ -27,12 +27,17 @@ FloatArray = NDArray[np.float64]
 LARGE = 0.05  # of the variance of all features: a factor that runs through many of them
 FACTORS = 5  # at most
 SITES = 6  # fewer do not tell how far sites differ along a factor
-LIKE_PEOPLE = 0.5  # deviations of people of one site; sites that differ more along a factor do so by scanners
+LIKE_PEOPLE = (0.4, 0.6)  # deviations of people of one site; sites that differ more do so by their scanners
+FEATURES = 20  # different ones that a factor must run through; fewer a scanner may well move together
+ALIKE = 0.9  # correlation of features that are one
 SURE = 0.99  # that sites differ along a factor beyond their features' own shifts
 
 
-def people_factors(residuals: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return the loadings (factors, p) along which people of one site differ most, at a variance of 1."""
+def people_factors(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the loadings (factors, p) along which people of one site differ most, at a variance of 1.
+
+    And how many features are as good as each one, (p,).
+    """
     from scipy.linalg import eigh
 
     covariance = gram(residuals, residuals, weight) / weight.sum()
@@ -40,38 +45,60 @@ def people_factors(residuals: FloatArray, weight: FloatArray) -> FloatArray:
     most = [max(p - FACTORS, 0), p - 1]
     values, vectors = eigh(covariance / np.outer(deviation, deviation), subset_by_index=most)
     values, vectors = values[::-1], vectors[:, ::-1]
-    large = values > max(LARGE * p, 1.0)
-    return (vectors[:, large] * np.sqrt(values[large])).T * deviation
+    copies = _copies(covariance)
+    large = (values > max(LARGE * p, 1.0)) & (_runs_through(vectors, copies) >= FEATURES)
+    return (vectors[:, large] * np.sqrt(values[large])).T * deviation, copies
+
+
+def _copies(covariance: FloatArray) -> FloatArray:
+    """Return how many features are as good as each one, itself among them: these count as one."""
+    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    return (np.abs(covariance / np.outer(deviation, deviation)) > ALIKE).sum(axis=1).clip(1).astype(float)
+
+
+def _runs_through(vectors: FloatArray, copies: FloatArray) -> FloatArray:
+    """Return through how many different features a factor runs: its participation ratio."""
+    part = vectors**2 / copies[:, None]
+    result: FloatArray = part.sum(axis=0) ** 2 / (part * vectors**2).sum(axis=0)
+    return result
 
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """Factors of people, (factors, p), and how far sites' people differ along each, (factors,): variances.
+    """Factors of people, and how far sites' people differ along them.
 
-    0 for a factor along which sites differ by nothing, or by too much for their people.
+    Attributes
+    ----------
+    loadings
+        (factors, p).
+    beyond, believed
+        (factors,): the variance of sites' places, and the share of a place that is taken for the people's, 0
+        where sites differ by nothing, or by too much for their people.
+    between
+        (p,): the variance of sites' shifts, times how many features are as good as this one.
     """
 
     loadings: FloatArray
     beyond: FloatArray
+    believed: FloatArray
+    between: FloatArray
 
-    def kept(
-        self, shift: FloatArray, error: FloatArray, between: FloatArray, people: FloatArray
-    ) -> FloatArray:
-        """Return the part of sites' shifts (sites, p) that is their people's.
+    def kept(self, shift: FloatArray, error: FloatArray, people: FloatArray) -> FloatArray:
+        """Return the part of sites' shifts (sites, p), known to so much, that is their people's.
 
-        ``error`` and ``between`` are theirs and the features', ``people`` is the error of a site's mean for a
-        feature of variance 1, (sites,).
+        ``people`` is the squared error of a site's mean for a feature of variance 1, (sites,).
         """
-        if not self.beyond.any():
+        if not self.believed.any():
             return np.zeros_like(shift)
-        place, noise = _places(self.loadings, shift, error, between, people)
-        result: FloatArray = (place * (self.beyond / (self.beyond + noise))) @ self.loadings
+        place, noise = _places(self.loadings, shift, error, self.between, people)
+        share = self.believed * self.beyond / np.maximum(self.beyond + noise, 1e-300)
+        result: FloatArray = (place * share) @ self.loadings
         return result
 
 
 def no_composition(p: int) -> Composition:
     """Return that sites' people do not differ."""
-    return Composition(np.empty((0, p)), np.empty(0))
+    return Composition(np.empty((0, p)), np.empty(0), np.empty(0), np.zeros(p))
 
 
 def fit_composition(fit: Regression, residuals: FloatArray, design: Design) -> tuple[Composition, FloatArray]:
@@ -79,18 +106,20 @@ def fit_composition(fit: Regression, residuals: FloatArray, design: Design) -> t
 
     How far is the estimate of a meta-analysis, as for shifts and spreads.
     """
-    nothing = no_composition(fit.shift.shape[1]), np.zeros_like(fit.shift)
-    if np.count_nonzero(fit.people) < SITES or not 1 < fit.shift.shape[1] <= WIDEST_MIXING:
+    p = fit.shift.shape[1]
+    nothing = no_composition(p), np.zeros_like(fit.shift)
+    if np.count_nonzero(fit.people) < SITES or not FEATURES <= p <= WIDEST_MIXING:
         return nothing
-    loadings = people_factors(residuals, design.weight)
+    loadings, copies = people_factors(residuals, design.weight)
     if not len(loadings):
         return nothing
-    between = variance_between(fit.shift, fit.error)
+    between = variance_between(fit.shift, fit.error) * copies
     place, noise = _places(loadings, fit.shift, fit.error, between, fit.inverse)
     beyond = variance_between(place, np.sqrt(noise))
-    believed = _differ(place, noise) & (beyond <= LIKE_PEOPLE**2)
-    found = Composition(loadings, np.where(believed, beyond, 0.0))
-    return found, found.kept(fit.shift, fit.error, between, fit.inverse)
+    all_of_it, nothing_of_it = LIKE_PEOPLE
+    believed = np.clip((nothing_of_it - np.sqrt(beyond)) / (nothing_of_it - all_of_it), 0, 1)
+    found = Composition(loadings, beyond, np.where(_differ(place, noise), believed, 0.0), between)
+    return found, found.kept(fit.shift, fit.error, fit.inverse)
 
 
 def _places(

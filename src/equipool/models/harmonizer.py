@@ -65,7 +65,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         :mod:`equipool.models.network`. ``None``: as much of it as foretells held-out people best, none where
         they show nothing, as with few people.
     random_state
-        Of the folds that choose the shrinkage; the same number gives the same bits, ``None`` is 0.
+        Of the folds that choose the shrinkage, and of the network's first weights; the same number gives the
+        same bits, ``None`` is 0.
 
     Attributes
     ----------
@@ -74,14 +75,15 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     site_effects_
         A frame with one row for each site and feature: its shift with an interval of 95 %, its spread,
         whether sites bend the feature, how many of its people were so far from the others that they were
-        learned from as if nearer (``far``), and what of its difference was left to its people (``kept``).
+        learned from as if nearer (``far``), and what of its difference was left to its people (``kept``, in
+        the pool's units, the shift being in the site's).
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     choices_
-        What was chosen on held-out people, as a dict: the penalty on a bent trend (``curvature``), whether
+        A dict of what was chosen on held-out people: the penalty on a bent trend (``curvature``), whether
         sites stretch it (``gain``), which features they bend (``bent``), people's worth of the pooled
-        covariance (``mixing``), along how many factors differences are left to sites' people (``kept``), and
-        the share of the network that is taken out (``network``).
+        covariance (``mixing``) and the share of the network that is taken out (``network``); and along how
+        many factors differences are left to sites' people (``kept``), by a test on everybody.
     model_
         What was learned, a :class:`SiteModel`, in standardised features.
 
@@ -251,7 +253,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for _ in range(3):
             z = self._standardised(filled)
             model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False, network=False)
-            told = _measured(model, np.zeros_like(z), design.c, design.site)
+            told = _measured(model, model.usual[design.site], design.c, design.site)
             limit = FAR * np.sqrt(model.residual)
             left = np.where(empty[:, self.moved_], np.nan, np.clip(z - told, -limit, limit))
             # With a residual of somebody else, or a site with many gaps would seem to vary less.
@@ -375,7 +377,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "gain": model.gain,
             "bent": bent.tolist(),
             "mixing": model.mixing,
-            "kept": int(np.count_nonzero(model.composition.beyond)),
+            "kept": int(np.count_nonzero(model.composition.believed)),
             "network": model.amount,
         }
 
@@ -474,7 +476,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if codes is not None:
             # A site that is unknown counts as the pool.
             seen = codes >= 0
-            expected[seen] = _measured(self.model_, np.zeros_like(z[seen]), c[seen], codes[seen])
+            usual = self.model_.usual[codes[seen]]
+            expected[seen] = _measured(self.model_, usual, c[seen], codes[seen])
         guess = start.copy()
         guess[:, self.moved_] = self._in_units(expected)
         return np.where(empty, guess, array)

@@ -293,27 +293,34 @@ def _rebuild_bend(arrays: dict[str, NDArray[Any]], n_sites: int, p: int) -> Bend
 def _rebuild_composition(arrays: dict[str, NDArray[Any]], p: int) -> Composition:
     """Return whom sites scanned; models saved before took everything for the scanners'."""
     composition = Composition(**arrays) if arrays else no_composition(p)
-    _require_array(composition.loadings, (len(composition.beyond), p), "composition")
-    if (
-        composition.beyond.ndim != 1
-        or not (np.isfinite(composition.beyond) & (composition.beyond >= 0)).all()
-    ):
-        raise ValueError("composition")
+    factors = len(composition.beyond)
+    shapes = {"loadings": (factors, p), "beyond": (factors,), "believed": (factors,), "between": (p,)}
+    for name, shape in shapes.items():
+        _require_array(getattr(composition, name), shape, f"composition.{name}")
+    for part in (composition.beyond, composition.between, composition.believed, 1 - composition.believed):
+        if (part < 0).any():
+            raise ValueError("composition")
     return composition
 
 
 def _rebuild_network(arrays: dict[str, NDArray[Any]], n_sites: int, p: int, covariates: int) -> SiteNetwork:
     """Return the network on top; models saved before have none."""
     network = SiteNetwork(**arrays) if arrays else no_network(n_sites, p)
-    hidden, q = network.heads.shape[1], network.scores.shape[1]
-    _require_array(network.heads, (n_sites, hidden, p), "network.heads")
+    (learned, hidden), q = network.heads.shape[:2], network.scores.shape[1]
+    if network.place.shape != (n_sites,) or network.place.dtype.kind != "i":
+        raise ValueError("network.place")
     if not network.active:
-        return network
-    size = max(2 * covariates, 1) + q
-    shapes = {"middle": (covariates,), "reach": (covariates,), "scores": (p, q)}
-    for name, shape in (shapes | {"weights": (size, hidden), "bias": (hidden,)}).items():
+        return no_network(n_sites, p)
+    planes = max(2 * covariates, 1)
+    shapes = {"middle": (covariates,), "reach": (covariates,), "scores": (p, q), "bias": (hidden,)}
+    for name, shape in (shapes | {"weights": (planes + q, hidden), "heads": (learned, hidden, p)}).items():
         _require_array(getattr(network, name), shape, f"network.{name}")
     _require_above_zero(network.reach)
+    if (network.place < -1).any() or (network.place >= learned).any():
+        raise ValueError("network.place")
+    size = np.abs(network.heads).max(initial=0.0) * np.abs(network.scores).max(initial=0.0)
+    if np.abs(network.heads @ network.scores).max(initial=0.0) > 1e-6 * p * size + 1e-12:
+        raise ValueError("network.heads")  # what it takes out could not be put back
     return network
 
 
@@ -350,7 +357,7 @@ def _rebuild_harmonizer(facts: dict[str, Any], numbers: dict[str, torch.Tensor])
         bend=_rebuild_bend(parts["bend"], n_sites, p),
         composition=_rebuild_composition(parts["composition"], p),
         network=_rebuild_network(parts["network"], n_sites, p, len(trend.knots)),
-        amount=_require_number(facts.get("amount", 0.0), least=0.0),
+        amount=min(_require_number(facts.get("amount", 0.0), least=0.0), 1.0),
         mixing=np.inf if facts["mixing"] is None else _require_number(facts["mixing"], least=1e-9),
         curvature=_require_number(facts["curvature"], least=0.0),
         gain=facts["gain"] is True,

@@ -20,7 +20,7 @@ from equipool.models.bend import Affine, Bend, fit_bend
 from equipool.models.composition import Composition, fit_composition
 from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
-from equipool.models.network import SiteNetwork, fit_network, learners, no_network
+from equipool.models.network import ENOUGH, SiteNetwork, fit_network, learners, no_network
 from equipool.models.pieces import pieces, site_rows
 from equipool.models.regression import (
     FAR,
@@ -126,6 +126,11 @@ class SiteModel:
         straight = (level + own) * self.spread[site] if self.gain else level + own * self.spread[site]
         return self.bend.bend(straight, site)
 
+    @property
+    def usual(self) -> FloatArray:
+        """What is the own of a site's mean person, (sites, p): not 0 where a site scans other people."""
+        return self.kept if self.gain else self.kept / self.spread
+
     @cached_property
     def effects(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return what each site does around people of mean covariates, each (sites, p).
@@ -179,8 +184,7 @@ class SiteModel:
             spread = np.sqrt(own / np.maximum(self.residual, 1e-300))
         r = z / spread - expected if self.gain else z - expected
         error2 = self.residual / np.maximum(count, 1e-9)
-        away, own_error = mean(r)[None], np.array([1 / max(n, 1.0)])
-        kept = self.composition.kept(away, np.sqrt(error2)[None], self.between, own_error)[0]
+        kept = self.composition.kept(mean(r)[None], np.sqrt(error2)[None], np.array([1 / max(n, 1.0)]))[0]
         shift = (mean(r) - kept) * self.between / np.maximum(self.between + error2, 1e-300)
         vectors, values = np.empty((0, z.shape[1])), np.empty(0)
         if self.root.size and n > 2:
@@ -273,14 +277,15 @@ def fit_site_model(
     bend = _fit_bend(z, design, basis, bends, stiff, gain=fitted.gain, wanted=bending)
     left = residuals(z, design, basis, fitted)
     composition, kept = fit_composition(fitted, left, design)
+    # A new site has no curves: what its shift is to be shrunk by is known before straightening.
+    between, shift = fitted.shifts(kept)
     if bend.active:
         z = _straight(z, design, bend)
         fitted, stiff = regression(z, gain)
         left = residuals(z, design, basis, fitted)
-        between, shift = fitted.shifts()
-        shift = shift - kept  # straightening took all of the shift out
-    else:
-        between, shift = fitted.shifts(kept)
+        bent = np.isin(np.arange(z.shape[1]), bend.columns)
+        # Straightening takes all of the shift out, and with it what is to stay.
+        shift = fitted.shifts(np.where(bent, 0.0, kept))[1] - np.where(bent, kept, 0.0)
     model = SiteModel(
         trend=trend,
         coefficients=fitted.slopes[: len(trend.mean)],
@@ -365,18 +370,18 @@ def _with_network(
     rows = learners(design, residuals.shape[1])
     if wanted is False or not len(rows):
         return model
-    if len(rows) < len(residuals):
-        design, residuals = design.only(rows), residuals[rows]
+    sampled, design, residuals = len(residuals) > ENOUGH, design.only(rows), residuals[rows]
 
     def own(fit: IntArray | None = None) -> FloatArray:
         learned = model
-        if fit is not None and model.root.size:
+        if fit is not None and model.root.size and not sampled:
             # Mixing learned from everybody has seen those held out, and hides from them what it leaves.
             learned = _mixed(model, residuals @ model.unroot, design, fit)
         result = np.empty_like(residuals)
         for s, some in enumerate(site_rows(design.site, design.n_sites)):
             for part in pieces(len(some), result.shape[1]):
-                result[some[part]] = learned._turn(learned._near(residuals[some[part]]), s, -0.5)
+                near = learned._near(residuals[some[part]] + model.usual[s])
+                result[some[part]] = learned._turn(near, s, -0.5)
         return result
 
     network, amount = fit_network(own, design, wanted=wanted, seed=seed)
