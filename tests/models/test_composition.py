@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import equipool as ep
+from equipool.exceptions import InputError
 from equipool.models.composition import _places, people_factors
 
 
@@ -28,14 +29,12 @@ def like(found, clean):
     return 1 - (apart**2).sum() / ((clean - clean.mean(axis=0)) ** 2).sum()
 
 
-def test_a_site_that_scans_more_men_keeps_their_heads(monkeypatch):
+def test_a_site_that_scans_more_men_keeps_their_heads():
     gains = []
     for seed in range(5):
         x, site, clean, group = scanned(np.random.default_rng(seed), sites=20, people=80, men=0.25)
         kept = ep.SiteHarmonizer().fit(x, site=site)
-        monkeypatch.setattr("equipool.models.composition.SITES", 10**6)
-        removed = ep.SiteHarmonizer().fit(x, site=site)
-        monkeypatch.undo()
+        removed = ep.SiteHarmonizer(keep_people=False).fit(x, site=site)
         gains.append(like(kept.transform(x, site=site), clean) - like(removed.transform(x, site=site), clean))
         share = np.array([group[site == s].mean() for s in kept.sites_.astype(int)])
         mean = kept.site_effects_.groupby("site", sort=False)["kept"].mean()
@@ -68,14 +67,14 @@ def test_few_sites_and_like_people_are_left_as_they_were(settings):
     assert some <= (0 if settings["sites"] == 5 else 1)
 
 
-def test_a_new_sites_people_keep_theirs_too(monkeypatch):
+def test_a_new_sites_people_keep_theirs_too():
     left = {True: [], False: []}
     for seed in range(4):
         x, site, clean, _ = scanned(np.random.default_rng(seed), sites=26, people=80, men=0.25)
         known = site < 20
-        for kept, few in ((True, 6), (False, 10**6)):
-            monkeypatch.setattr("equipool.models.composition.SITES", few)
-            harmonizer = ep.SiteHarmonizer(unseen_site="adapt").fit(x[known], site=site[known])
+        for kept in (True, False):
+            harmonizer = ep.SiteHarmonizer(unseen_site="adapt", keep_people=kept)
+            harmonizer.fit(x[known], site=site[known])
             assert bool(harmonizer.choices_["kept"]) == kept
             apart = harmonizer.transform(x[~known], site=site[~known]) - clean[~known]
             left[kept] += [abs(apart[site[~known] == s].mean()) for s in range(20, 26)]
@@ -129,3 +128,9 @@ def test_factors_are_those_in_which_people_differ():
     assert (copies == 1).all()
     assert found.shape == (1, 30)
     assert np.abs(np.abs(found[0]) - loading).max() < 0.15
+
+
+def test_what_is_neither_yes_nor_no_is_refused():
+    x, site, _, _ = scanned(np.random.default_rng(0), sites=3)
+    with pytest.raises(InputError, match="keep_people must be True or False"):
+        ep.SiteHarmonizer(keep_people=None).fit(x, site=site)

@@ -64,6 +64,10 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Whether a network may take out what sites do to people jointly and in curves, on top of all that:
         :mod:`equipool.models.network`. ``None``: as much of it as foretells held-out people best, none where
         they show nothing, as with few people.
+    keep_people
+        Whether small differences between sites along a factor of people, such as head size where one scans
+        more men, are left to their people: :mod:`equipool.models.composition`. ``False``: whatever neither
+        covariates nor ``y`` explain is the site's, as in ComBat.
     random_state
         Of the folds that choose the shrinkage, and of the network's first weights; the same number gives the
         same bits, ``None`` is 0.
@@ -109,6 +113,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         mixing: float | None = None,
         bending: bool | None = None,
         network: bool | None = None,
+        keep_people: bool = True,
         random_state: int | None = None,
     ) -> None:
         self.unseen_site = unseen_site
@@ -117,6 +122,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.mixing = mixing
         self.bending = bending
         self.network = network
+        self.keep_people = keep_people
         self.random_state = random_state
 
     # -- fit -----------------------------------------------------------------------------------------------
@@ -175,6 +181,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             mixing=self.mixing,
             bending=None if self.bending is None else bool(self.bending),
             network=None if self.network is None else bool(self.network),
+            keep_people=bool(self.keep_people),
             seed=self._seed(),
         )
         self.site_effects_ = self._effects(inputs.feature_names)
@@ -195,6 +202,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, wanted in (("bending", self.bending), ("network", self.network)):
             if not (wanted is None or isinstance(wanted, bool | np.bool_)):
                 raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
+
+        if not isinstance(self.keep_people, bool | np.bool_):
+            raise InputError(f"keep_people must be True or False. Got {self.keep_people!r}.")
 
     def _check(self, inputs: Inputs, *, site_given: bool) -> None:
         self.check_settings()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.models.bend import Affine, Bend, fit_bend
-from equipool.models.composition import Composition, fit_composition
+from equipool.models.composition import Composition, fit_composition, no_composition
 from equipool.models.design import Design
 from equipool.models.mixing import WIDEST_MIXING, choose_mixing, directions, roots, squared_length
 from equipool.models.network import ENOUGH, SiteNetwork, fit_network, learners, no_network
@@ -252,6 +252,7 @@ def fit_site_model(
     gain: bool | None = None,
     bending: bool | None = None,
     network: bool | None = None,
+    keep_people: bool = True,
     seed: int = 0,
 ) -> SiteModel:
     """Fit the model to standardised features; ``None``: shrinkage chosen on held-out people.
@@ -276,7 +277,9 @@ def fit_site_model(
     fitted, stiff = regression(z, gain)
     bend = _fit_bend(z, design, basis, bends, stiff, gain=fitted.gain, wanted=bending)
     left = residuals(z, design, basis, fitted)
-    composition, kept = fit_composition(fitted, left, design)
+    composition, kept = no_composition(z.shape[1]), np.zeros_like(fitted.shift)
+    if keep_people:
+        composition, kept = fit_composition(fitted, left, design)
     # A new site has no curves: what its shift is to be shrunk by is known before straightening.
     between, shift = fitted.shifts(kept)
     if bend.active:
