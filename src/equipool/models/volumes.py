@@ -35,8 +35,8 @@ KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 DIRECTIONS = 40  # in which brains vary most; a site's covariance along them is brought to the pool's
 DIRECTION_SHARE = 0.25  # directions a person, at most: covariances of more are too rough to be compared
-CHANCE = 0.9  # of the edges of what chance makes of sites alike, which a few hundred people do not reach
-STRETCH = 2.0  # the most that a direction is stretched by; a variance next to 0 may be its few people's
+CHANCE = 1.05  # times what chance makes of sites alike: nearer to the pool, a site's variance is left
+STRETCH = 4.0  # the most that a direction is stretched by; a variance next to 0 may be its few people's
 DIRECTION_PEOPLE = 300  # of whom the directions are found, so that memory does not grow with people
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
 
