@@ -136,3 +136,73 @@ def test_the_site_goes_and_the_trend_stays(pool):
     assert np.corrcoef(after[2], truth["slope"])[0, 1] > 0.9
     np.testing.assert_allclose(after[2], before[2], atol=2.0)  # the trend is a dozen in the pool
     assert np.abs(after[1]).mean() < 0.05 * np.abs(before[1]).mean()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("people", [(300, 300), (450, 100, 50)])
+def test_variances_by_chance_against_draws(seed, people):
+    rng, width = np.random.default_rng(seed), 40
+    site = np.repeat(np.arange(len(people)), people)
+    rows = rng.normal(size=(len(site), width))
+    root = np.linalg.inv(np.linalg.cholesky(rows.T @ rows / len(rows))).T
+    for s, n in enumerate(people):
+        own = (rows @ root)[site == s]
+        found = np.linalg.eigvalsh(own.T @ own / n)
+        low, high = closed_form.by_chance(width, n, len(rows))
+        assert found[-1] == pytest.approx(high, rel=0.25)
+        assert np.sqrt(found[0]) == pytest.approx(np.sqrt(low), abs=0.15)
+
+
+def test_variances_of_few_people_tell_no_lower_end():
+    assert closed_form.by_chance(40, 14, 200)[0] == 0.0
+    assert closed_form.by_chance(40, 0, 200) == (0.0, np.inf)
+    assert closed_form.by_chance(1, 1, 1) == (0.0, np.inf)
+
+
+def matched(rows, site):
+    """Return the rows with their covariance along the directions brought to the pool's."""
+    everybody = slice(0, len(rows))
+    dummies = np.eye(site.max() + 1)[site]
+    directions, mixing = closed_form._matched(lambda: iter([(everybody, rows)]), dummies, rows.shape[1])
+    scores = rows @ directions.T
+    return rows + (np.einsum("nd,nde->ne", scores, mixing[site]) - scores) @ directions
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_varies_more_at_one_site_is_evened_and_the_rest_left(seed):
+    rng = np.random.default_rng(seed)
+    site = np.repeat([0, 1], 300)
+    pattern = rng.normal(size=300)
+    pattern /= np.linalg.norm(pattern)
+    common = rng.normal(size=(600, 300)) * np.linspace(3, 0.3, 300)
+    along = 12 * rng.normal(size=600) * np.array([0.5, 1.5])[site]
+    rows = common + along[:, None] * pattern
+    after = matched(rows, site)
+    before, now = (
+        (values @ pattern)[site == 1].std() / (values @ pattern)[site == 0].std() for values in (rows, after)
+    )
+    assert before > 2
+    assert 0.75 < now < 1.33
+    # Of forty directions, one is the site's: the others stay nearly as they are.
+    rest = rows - np.outer(rows @ pattern, pattern)
+    moved = (after - rows) - np.outer((after - rows) @ pattern, pattern)
+    assert (moved**2).sum() < 0.1 * (rest**2).sum()
+
+
+def test_no_direction_is_stretched_far():
+    rng = np.random.default_rng(0)
+    site = np.repeat([0, 1], 100)
+    rows = rng.normal(size=(200, 300))
+    rows[:, 0] = 30 * rng.normal(size=200) * site  # still at the first site
+    rows[site == 0, 0] = 1e-3 * rng.normal(size=100)
+    after = matched(rows, site)
+    grown = np.linalg.norm(after[site == 0], axis=1) / np.linalg.norm(rows[site == 0], axis=1)
+    assert grown.max() <= closed_form.STRETCH * 1.01
+
+
+def test_a_site_of_few_people_is_not_stretched():
+    rng = np.random.default_rng(0)
+    site = np.repeat([0, 1, 2], [100, 90, 10])  # ten people, forty directions: most have no variance there
+    rows = rng.normal(size=(200, 300)) * np.linspace(3, 0.3, 300)
+    before, after = (np.linalg.norm(values[site == 2], axis=1) for values in (rows, matched(rows, site)))
+    assert (after <= 1.001 * before).all()

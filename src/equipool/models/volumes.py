@@ -33,7 +33,10 @@ QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own 
 BRIGHT = 0.85  # quantile of the template
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
-DIRECTIONS = 20  # in which brains vary most; a site's covariance along them is brought to the pool's
+DIRECTIONS = 40  # in which brains vary most; a site's covariance along them is brought to the pool's
+DIRECTION_SHARE = 0.25  # directions a person, at most: covariances of more are too rough to be compared
+CHANCE = 1.05  # times what chance makes of sites alike: nearer to the pool, a site's variance is left
+STRETCH = 4.0  # the most that a direction is stretched by; a variance next to 0 may be its few people's
 DIRECTION_PEOPLE = 300  # of whom the directions are found, so that memory does not grow with people
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
 
@@ -340,7 +343,8 @@ def _matched(
     """Return the directions of greatest variance, and for each site what makes its covariance the pool's.
 
     Voxels of one spread may still move together more on one scanner than on another, and means over regions
-    then vary more.
+    then vary more. A site's covariance has too many numbers to be known from its people, and most of what it
+    shows is chance: only where a variance is beyond that is it brought to the pool's, and there all the way.
     """
     some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
     rows = np.zeros((len(some), n_voxels), dtype=np.float32)
@@ -349,7 +353,8 @@ def _matched(
         rows[inside] = own[some[inside] - part.start]
     rows = distributed.summed(rows)
     values, vectors = np.linalg.eigh(_inner_products(rows))
-    top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - DIRECTIONS)
+    most = min(DIRECTIONS, int(np.ceil(DIRECTION_SHARE * len(dummies))))
+    top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
     directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
     del rows
     scores = _of_everybody(
@@ -357,14 +362,29 @@ def _matched(
     )
     pooled = scores.T @ scores / len(scores)
     white = scores @ _power(pooled, -0.5)
-    # A covariance has as many directions as it has to know from the site's people: each is worth one more.
-    shrinkage = SPREAD_PEOPLE + len(directions)
     mixing = []
     for member in dummies.T > 0:
-        own = white[member].T @ white[member] + shrinkage * np.eye(len(pooled))
-        away = _power(own / (member.sum() + shrinkage), -0.5)
-        mixing.append(_power(pooled, -0.5) @ away @ _power(pooled, 0.5))
+        variances, own_axes = np.linalg.eigh(white[member].T @ white[member] / max(member.sum(), 1))
+        variances = np.maximum(variances, 0.0)  # what rounding leaves of 0 must not be below it
+        low, high = by_chance(len(directions), int(member.sum()), len(white))
+        beyond = (variances < low / CHANCE) | (variances > CHANCE * high)
+        factor = np.where(beyond, np.maximum(variances, STRETCH**-2) ** -0.5, 1.0)
+        mixing.append(_power(pooled, -0.5) @ (own_axes * factor) @ own_axes.T @ _power(pooled, 0.5))
     return directions, np.stack(mixing)
+
+
+def by_chance(directions: int, people: int, everybody: int) -> tuple[float, float]:
+    """Return the least and the greatest variance of a site that chance makes where all sites are alike.
+
+    Along the axes of its covariance, in units of the pool's, to which the site belongs: Wachter's law (1980),
+    for many directions and people. A site of no more people than directions has variances of 0 by necessity.
+    """
+    if people < 1 or everybody <= directions:
+        return 0.0, np.inf
+    own = np.sqrt(people * (everybody - directions))
+    others = np.sqrt((everybody - people) * directions)
+    low, high = ((own + sign * others) ** 2 / (everybody * people) for sign in (-1, 1))
+    return float(low) if people > directions else 0.0, float(high)
 
 
 def _inner_products(rows: NDArray[np.float32]) -> FloatArray:
