@@ -339,14 +339,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         empty = np.isnan(array)[:, self.moved_]
         gaps = bool(empty.any())
         if codes is None:
-            harmonized = self._weighted(z, c)
+            harmonized = self._weighted(z, c, expected)
         else:
             measured = np.where(empty, np.nan, z) if gaps else z
             model, codes = self._with_new_sites(model, labels, codes, measured, expected)
-            harmonized = self._harmonized(model, z, c, codes)
+            harmonized = self._harmonized(model, z, c, expected, codes)
         if gaps:
             # What was not measured is what the covariates let expect.
-            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), c), harmonized)
+            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), c, expected), harmonized)
         result = x.copy()
         result[:, self.moved_] = self._in_units(harmonized)
         unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
@@ -518,27 +518,30 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         return model, codes
 
-    def _harmonized(self, model: SiteModel, z: FloatArray, c: FloatArray, codes: IntArray) -> FloatArray:
+    def _harmonized(
+        self, model: SiteModel, z: FloatArray, c: FloatArray, expected: FloatArray, codes: IntArray
+    ) -> FloatArray:
         result = z.copy()
         # Sites that were not seen at fit are numbered −1, come first, and stay as they are.
         for s, rows in enumerate(site_rows(codes + 1, len(model.shift) + 1)[1:]):
             for part in pieces(len(rows), z.shape[1]):
                 some = rows[part]
-                result[some] = self._brought(model, model.own(z[some], c[some], s), c[some])
+                own = model.own(z[some], c[some], s, expected[some])
+                result[some] = self._brought(model, own, c[some], expected[some])
         return result
 
-    def _brought(self, model: SiteModel, own: FloatArray, c: FloatArray) -> FloatArray:
+    def _brought(self, model: SiteModel, own: FloatArray, c: FloatArray, expected: FloatArray) -> FloatArray:
         """Return people as the pool, or the reference site, would have measured them."""
         if self.reference_site is None:
-            return model.expected(c) + own
-        return model.measured(own, c, self._reference())
+            return expected + own
+        return model.measured(own, c, self._reference(), expected)
 
-    def _weighted(self, z: FloatArray, c: FloatArray) -> FloatArray:
+    def _weighted(self, z: FloatArray, c: FloatArray, expected: FloatArray) -> FloatArray:
         posterior = self._posterior(z, c)
         result = np.zeros_like(z)
         for s in range(len(self.sites_)):
-            own = self.model_.own(z, c, s)
-            result += posterior[:, [s]] * self._brought(self.model_, own, c)
+            own = self.model_.own(z, c, s, expected)
+            result += posterior[:, [s]] * self._brought(self.model_, own, c, expected)
         return result
 
     def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:

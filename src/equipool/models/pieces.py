@@ -32,10 +32,10 @@ def site_rows(site: IntArray, n_sites: int) -> list[IntArray]:
 
 def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArray) -> FloatArray:
     """Add weighted rows up by site, (sites, columns)."""
-    from scipy.sparse import csr_array
+    from scipy.sparse import csc_array
 
-    member = csr_array((weight, site, np.arange(len(site) + 1)), shape=(len(site), n_sites))
-    result: FloatArray = member.T @ values
+    member = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
+    result: FloatArray = member @ values
     return result
 
 

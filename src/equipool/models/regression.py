@@ -123,10 +123,17 @@ def fit_regression(
     rows: IntArray,
     *,
     gain: bool,
+    plain: Regression | None = None,
 ) -> Regression:
-    """Fit shifts, trend and spreads; with a gain in turns, since a spread then stretches the trend too."""
-    people, spread = design.people_of(rows), np.ones((design.n_sites, z.shape[1]))
+    """Fit shifts, trend and spreads; with a gain in turns, since a spread then stretches the trend too.
+
+    ``plain`` is the same without a gain, the first turn, where it is known already.
+    """
+    people = design.people_of(rows)
     for turn in range(4 if gain else 1):
+        if turn == 0 and plain is not None:
+            spread = plain.spread
+            continue
         stretch = spread if turn else None
         solution, inverse = _normal(z, design, basis, bends, rows, stretch).solve(curvature)
         squares, fourths = (np.zeros((design.n_sites, z.shape[1])) for _ in range(2))
@@ -301,10 +308,11 @@ def choose_gain(
     design = design.thirds
     if design.n_sites < 2 or not basis.shape[1] or design.n_folds < 2:
         return False
-    cost = {True: 0.0, False: 0.0}
+    cost = {False: 0.0, True: 0.0}
     for fit, held in design.folds():
+        mean = None
         for gain in cost:
-            mean = fit_regression(z, design, basis, bends, curvature, fit, gain=gain)
+            mean = fit_regression(z, design, basis, bends, curvature, fit, gain=gain, plain=mean)
             stretch = mean.spread if gain else None
             for some, missed in _missed(z, design, basis, mean.solution, stretch, held):
                 cost[gain] += float(design.weight[some] @ (missed**2).sum(axis=1))

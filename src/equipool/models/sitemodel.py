@@ -109,17 +109,21 @@ class SiteModel:
         """Return the trend at covariates (rows, K)."""
         return self.centre + self.trend(c) @ self.coefficients
 
-    def own(self, z: FloatArray, c: FloatArray, site: int) -> FloatArray:
-        """Return what is the person's own in rows of one site: residuals as the pool has them."""
-        r = self._residual(self.bend.straighten(z, site), self.expected(c), site)
+    def own(self, z: FloatArray, c: FloatArray, site: int, expected: FloatArray | None = None) -> FloatArray:
+        """Return what is the person's own in rows of one site: residuals as the pool has them.
+
+        ``expected`` is the trend at c, where it is known already.
+        """
+        expected = self.expected(c) if expected is None else expected
+        r = self._residual(self.bend.straighten(z, site), expected, site)
         near = self._near(r)
         return self._alone(self._turn(near, site, -0.5), c, site, -1.0) + (r - near)
 
-    def measured(self, own: FloatArray, c: FloatArray, site: int) -> FloatArray:
+    def measured(
+        self, own: FloatArray, c: FloatArray, site: int, expected: FloatArray | None = None
+    ) -> FloatArray:
         """Return what a site would have measured of people: the inverse of :meth:`own`."""
-        return self._shown(own, c, self.expected(c), site)
-
-    def _shown(self, own: FloatArray, c: FloatArray, expected: FloatArray, site: int) -> FloatArray:
+        expected = self.expected(c) if expected is None else expected
         near = self._near(own)
         own = self._turn(self._alone(near, c, site, 1.0), site, 0.5) + (own - near)
         level = expected + self.shift[site]
@@ -140,7 +144,7 @@ class SiteModel:
         sites would be too narrow.
         """
         centre, nobody = self.centre[None], np.zeros((1, self.trend.knots.shape[0]))
-        level = np.vstack([self._shown(0 * centre, nobody, centre, s) for s in range(len(self.shift))])
+        level = np.vstack([self.measured(0 * centre, nobody, s, centre) for s in range(len(self.shift))])
         slope = np.vstack([self.bend.slope(level[[s]], s) for s in range(len(self.shift))])
         spread = self.spread / slope
         error = self.error * (spread if self.gain else 1 / slope)
