@@ -66,16 +66,15 @@ class Design:
             yield fit, np.flatnonzero((self.fold == fold) & seen[self.site])
 
 
-def find_atoms(x: FloatArray) -> FloatArray:
-    """Return for each feature the value that many people share, NaN where there is none.
+def find_atoms(ordered: FloatArray) -> FloatArray:
+    """Return for each feature, sorted, the value that many people share, NaN where there is none.
 
     Such a value (no lesion, volume 0) says "nothing here", not a measurement: moved by its site's shift it
     would become a different number at each site, from which anybody could tell the site. It is kept.
     """
-    atoms = np.full(x.shape[1], np.nan)
-    ordered = np.sort(x, axis=0)
-    length = max(int(np.ceil(ATOM_KEPT * len(x))), 5)
-    if len(x) < length:
+    atoms = np.full(ordered.shape[1], np.nan)
+    length = max(int(np.ceil(ATOM_KEPT * len(ordered))), 5)
+    if len(ordered) < length:
         return atoms
     # A value with a share of people fills a run of the sorted column, so its ends are equal.
     runs = ordered[length - 1 :] == ordered[: len(ordered) - length + 1]

@@ -17,14 +17,14 @@ from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models.design import ATOM_WHOLE, Design, find_atoms
 from equipool.models.encoding import covariate_frame, encode
-from equipool.models.pieces import pieces, site_rows
+from equipool.models.pieces import pieces, site_rows, site_sums
 from equipool.models.regression import FAR
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
 from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
-from equipool.validation.measures import NINE_TENTHS, nine_tenths
+from equipool.validation.measures import NINE_TENTHS, nine_tenths_of_sorted
 
 __all__ = ["SiteHarmonizer"]
 
@@ -245,8 +245,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ):
             if wrong.any():
                 raise InputError(f"Column {str(names[int(wrong.argmax())])!r} {why}; leave it out.")
-        mean, deviation = _without_far(array, weight, mean, deviation)
-        self.atoms_ = find_atoms(array)
+        ordered = np.sort(array, axis=0)
+        mean, deviation = _without_far(array, weight, mean, deviation, nine_tenths_of_sorted(ordered))
+        self.atoms_ = find_atoms(ordered)
         share = (array == self.atoms_).mean(axis=0)
         still = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= ATOM_WHOLE)
         self.moved_ = ~still
@@ -293,18 +294,28 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn_to_read(self, z: FloatArray, design: Design) -> None:
         """Learn to guess the covariates from features, for people who come without them."""
-        self.readers_ = np.empty((2, z.shape[1] + 1, design.c.shape[1]))
+        width, n_sites = z.shape[1] + 1, len(self.sites_)
+        squares, goal = np.zeros((width, width)), np.zeros((width, design.c.shape[1]))
+        sums, read = np.zeros((n_sites, width)), np.zeros((n_sites, design.c.shape[1]))
+        for part in pieces(*z.shape):
+            columns = np.hstack([z[part], np.ones((len(z[part]), 1))])
+            site, weight, c = design.site[part], design.weight[part], design.c[part]
+            weighted = columns * weight[:, None]
+            squares += weighted.T @ columns
+            goal += weighted.T @ c
+            sums += site_sums(columns, site, n_sites, weight)
+            read += site_sums(c, site, n_sites, weight)
         penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
-        shift = self.model_.effects[0]
-        for k in range(2):
-            squares, goal = penalty, np.zeros(self.readers_.shape[1:])
-            for part in pieces(*z.shape):
-                x = z[part] - shift[design.site[part]] if k else z[part]
-                columns = np.hstack([x, np.ones((len(x), 1))])
-                weighted = columns * design.weight[part, None]
-                squares = squares + weighted.T @ columns
-                goal += weighted.T @ design.c[part]
-            self.readers_[k] = np.linalg.solve(squares, goal)
+        # The same of features without their site's shift follows from the sites' sums.
+        shift = np.hstack([self.model_.effects[0], np.zeros((n_sites, 1))])
+        across = sums.T @ shift
+        without = squares - across - across.T + (shift.T * design.people) @ shift
+        self.readers_ = np.stack(
+            [
+                np.linalg.solve(squares + penalty, goal),
+                np.linalg.solve(without + penalty, goal - shift.T @ read),
+            ]
+        )
 
     def _warn_of_small_sites(self) -> None:
         small = [str(self.sites_[s]) for s in np.flatnonzero(self.model_.people < 3)]
@@ -571,10 +582,17 @@ def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | 
 
 
 def _without_far(
-    array: FloatArray, weight: FloatArray, mean: FloatArray, deviation: FloatArray
+    array: FloatArray,
+    weight: FloatArray,
+    mean: FloatArray,
+    deviation: FloatArray,
+    near: tuple[FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray]:
-    """Return mean and deviation; where a few values make all others alike, without how far these are."""
-    low, middle, high = nine_tenths(array[:: max(len(array) // 2000, 1)])
+    """Return mean and deviation; where a few values make all others alike, without how far these are.
+
+    ``near`` is where the middle nine tenths begin, their middle and their end.
+    """
+    low, middle, high = near
     width = (high - low) / NINE_TENTHS
     for k in np.flatnonzero((width > 0) & (deviation > 5 * width)):
         seen = ~np.isnan(array[:, k])
