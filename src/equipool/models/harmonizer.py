@@ -17,7 +17,7 @@ from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models.design import ATOM_WHOLE, Design, find_atoms
 from equipool.models.encoding import covariate_frame, encode
-from equipool.models.pieces import pieces, site_rows, site_sums
+from equipool.models.pieces import members, pieces, site_rows
 from equipool.models.regression import FAR
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import SiteModel, fit_site_model
@@ -303,8 +303,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             weighted = columns * weight[:, None]
             squares += weighted.T @ columns
             goal += weighted.T @ c
-            sums += site_sums(columns, site, n_sites, weight)
-            read += site_sums(c, site, n_sites, weight)
+            add_up = members(site, n_sites, weight)
+            sums += add_up @ columns
+            read += add_up @ c
         penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
         # The same of features without their site's shift follows from the sites' sums.
         shift = np.hstack([self.model_.effects[0], np.zeros((n_sites, 1))])

@@ -6,11 +6,12 @@ Arrays as long as the table, made and given back for every operation, took most 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["gram", "pieces", "site_rows", "site_sums"]
+__all__ = ["gram", "members", "pieces", "site_rows", "site_sums"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -30,12 +31,16 @@ def site_rows(site: IntArray, n_sites: int) -> list[IntArray]:
     return np.split(np.argsort(site, kind="stable"), ends)
 
 
-def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArray) -> FloatArray:
-    """Add weighted rows up by site, (sites, columns)."""
+def members(site: IntArray, n_sites: int, weight: FloatArray) -> Any:
+    """Return the sparse matrix (sites, rows) that adds weighted rows up by site: ``members(…) @ values``."""
     from scipy.sparse import csc_array
 
-    member = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
-    result: FloatArray = member @ values
+    return csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
+
+
+def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArray) -> FloatArray:
+    """Add weighted rows up by site, (sites, columns)."""
+    result: FloatArray = members(site, n_sites, weight) @ values
     return result
 
 

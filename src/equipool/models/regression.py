@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.models.design import Design
-from equipool.models.pieces import pieces, site_sums
+from equipool.models.pieces import members, pieces, site_sums
 
 __all__ = [
     "SPREAD_PEOPLE",
@@ -138,10 +138,11 @@ def fit_regression(
         solution, inverse = _normal(z, design, basis, bends, rows, stretch).solve(curvature)
         squares, fourths = (np.zeros((design.n_sites, z.shape[1])) for _ in range(2))
         for some, missed in _missed(z, design, basis, solution, stretch, rows):
-            missed **= 2
-            squares += site_sums(missed, design.site[some], design.n_sites, design.weight[some])
-            missed **= 2
-            fourths += site_sums(missed, design.site[some], design.n_sites, design.weight[some])
+            add_up = members(design.site[some], design.n_sites, design.weight[some])
+            missed *= missed
+            squares += add_up @ missed
+            missed *= missed
+            fourths += add_up @ missed
         weight = _spread_people(squares, fourths, people)
         spread = _spreads(squares, people, weight)
     return Regression(solution, inverse, stretch, spread, weight, squares, people)
@@ -206,10 +207,10 @@ def _missed(
     solution: FloatArray,
     stretch: FloatArray | None,
     rows: IntArray,
-) -> Iterator[tuple[IntArray, FloatArray]]:
+) -> Iterator[tuple[IntArray | slice, FloatArray]]:
     """Give rows and what sites and trend do not foretell of them, some rows at a time."""
     for part in pieces(len(rows), z.shape[1]):
-        some = rows[part]
+        some = part if len(rows) == len(z) else rows[part]  # of everybody in their order: no copies
         site = design.site[some]
         told = basis[some] @ solution[design.n_sites :]
         told += solution[site]
@@ -271,12 +272,13 @@ def _normal(
         np.zeros(shape) for shape in ((n_sites, q), (n_sites, p), (q, q), (q, p))
     )
     for part in pieces(len(rows), p):
-        some = rows[part]
+        some = part if len(rows) == len(z) else rows[part]
         site, w, columns = design.site[some], design.weight[some], basis[some]
         y = z[some] if stretch is None else z[some] / stretch[site]
         weighted = columns * w[:, None]
-        across += site_sums(columns, site, n_sites, w)
-        sums += site_sums(y, site, n_sites, w)
+        add_up = members(site, n_sites, w)
+        across += add_up @ columns
+        sums += add_up @ y
         inner += weighted.T @ columns
         products += weighted.T @ y
     return _Normal(design.people_of(rows), across, sums, inner, products, bends)
@@ -310,9 +312,11 @@ def choose_gain(
         return False
     cost = {False: 0.0, True: 0.0}
     for fit, held in design.folds():
-        mean = None
+        mean, known, own = None, design.only(fit), (z[fit], basis[fit])  # once, for all turns
         for gain in cost:
-            mean = fit_regression(z, design, basis, bends, curvature, fit, gain=gain, plain=mean)
+            mean = fit_regression(
+                own[0], known, own[1], bends, curvature, known.everybody, gain=gain, plain=mean
+            )
             stretch = mean.spread if gain else None
             for some, missed in _missed(z, design, basis, mean.solution, stretch, held):
                 cost[gain] += float(design.weight[some] @ (missed**2).sum(axis=1))
