@@ -590,6 +590,12 @@ APPLY = [
     Case(
         "a level that the model has not seen", "apply fitted people.csv --out out", "'X'", cell(3, "sex", "X")
     ),
+    Case(
+        "new people with a gap",
+        "apply fitted people.csv --out out",
+        "'volume' has no value (NaN) in row 4",
+        cell(3, "volume", None),
+    ),
     Case("new people without an age", "apply fitted people.csv --out out", "'age'", cell(3, "age", None)),
     Case(
         "new people with text for a number",

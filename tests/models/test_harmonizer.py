@@ -570,3 +570,26 @@ def test_with_nobody_to_judge_by_covariances_are_left_alone():
     with pytest.warns(EquipoolWarning, match="fewer than 3 people"):
         harmonizer = ep.SiteHarmonizer().fit(many.X, site=many.site_labels, covariates=many.C)
     assert harmonizer.model_.mixing == np.inf
+
+
+def test_new_people_with_a_gap_are_named(fitted, truth):
+    pool = truth.pool
+    rows = pool.X[:3].copy()
+    given = {"site": pool.site_labels[:3], "covariates": pool.C[:3]}
+    rows[1, 4] = np.nan
+    with pytest.raises(InputError, match=r"Column 'x4' has no value \(NaN\) in row 2; .*missing=\"impute\""):
+        fitted.transform(rows, **given)
+    rows[1, 4] = np.inf
+    with pytest.raises(InputError, match=r"Column 'x4' is infinite \(inf\) in row 2"):
+        fitted.transform(rows, **given)
+    with pytest.raises(InputError, match=r"such as \['GE'\]"):
+        fitted.transform(pool.X[:1], site="GE", covariates=pool.C[:1])
+
+
+def test_the_folder_that_harmonize_wrote_is_loaded(fitted, truth, tmp_path):
+    fitted.save(tmp_path / "result" / "model")
+    pool = truth.pool
+    given = {"site": pool.site_labels, "covariates": pool.C}
+    np.testing.assert_array_equal(
+        ep.load(tmp_path / "result").transform(pool.X, **given), fitted.transform(pool.X, **given)
+    )

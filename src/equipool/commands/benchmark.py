@@ -40,7 +40,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="+",
         default=["all"],
         metavar="NAME",
-        help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours",
+        help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours; of "
+        "harmonizers raw, combat, combat-gam, covbat, ours and others",
     )
     command.add_argument(
         "--seeds",

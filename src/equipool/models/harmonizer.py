@@ -63,7 +63,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     network
         Whether a network may take out what sites do to people jointly and in curves, on top of all that:
         :mod:`equipool.models.network`. ``None``: as much of it as foretells held-out people best, none where
-        they show nothing, as with few people.
+        they show nothing, as with few people; ``True``: the best share, sure or not.
     keep_people
         Whether small differences between sites along a factor of people, such as head size where one scans
         more men, are left to their people: :mod:`equipool.models.composition`. ``False``: whatever neither
@@ -433,16 +433,26 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
         refuse_text(X)
-        finite: bool | str = "allow-nan" if self.missing == "impute" else True
         array: FloatArray = validate_data(
-            self,
-            X,
-            reset=reset,
-            dtype=np.float64,
-            ensure_all_finite=False if reset else finite,
-            ensure_min_samples=1 + reset,
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1 + reset
         )
+        if not reset:  # at fit all inputs are looked at together
+            self._require_values(array)
         return array
+
+    def _require_values(self, array: FloatArray) -> None:
+        """Refuse new people's features that are infinite, or missing where that is not allowed."""
+        bad = np.isinf(array) if self.missing == "impute" else ~np.isfinite(array)
+        if not bad.any():
+            return
+        row, column = (int(place) for place in np.argwhere(bad)[0])
+        name = self.get_feature_names_out()[column]
+        if np.isinf(array[row, column]):
+            raise InputError(f"Column {str(name)!r} is infinite (inf) in row {row + 1}; correct it.")
+        raise InputError(
+            f"Column {str(name)!r} has no value (NaN) in row {row + 1}; fill it in, leave the row out, or "
+            'fit with missing="impute" (harmonize --missing impute).'
+        )
 
     def _standardised(self, x: FloatArray) -> FloatArray:
         z: FloatArray = x[:, self.moved_]
@@ -604,6 +614,8 @@ def _without_far(
 
 
 def _given_sites(site: Any, rows: int) -> NDArray[Any]:
+    if isinstance(site, str):
+        raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
     labels = parse_labels(site)
     if labels.shape != (rows,):
         raise InputError(f"site must have one value for each of the {rows} rows. Got shape {labels.shape}.")

@@ -96,7 +96,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     Parameters
     ----------
     folder
-        Where the model is.
+        Where the model is, or the result of ``equipool harmonize``.
     encoder, decoder
         For an estimator that was fitted with torch modules of yours: fresh ones of the same architecture.
         Their weights come from the folder; their code is never saved.
@@ -105,6 +105,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
+    if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
+        folder = folder / "model"  # what `equipool harmonize` wrote
     try:
         facts = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         content = (folder / "model.safetensors").read_bytes()
