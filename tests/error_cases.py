@@ -596,6 +596,12 @@ APPLY = [
         "'volume' has no value (NaN) in row 4",
         cell(3, "volume", None),
     ),
+    Case(
+        "new people with an infinite value",
+        "apply fitted people.csv --out out",
+        "'volume' is infinite",
+        cell(3, "volume", np.inf),
+    ),
     Case("new people without an age", "apply fitted people.csv --out out", "'age'", cell(3, "age", None)),
     Case(
         "new people with text for a number",
