@@ -167,7 +167,7 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
             continue
         lower = {column.lower(): column for column in columns}
         near = lower.get(name.lower()) or next(
-            iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.7)), None
+            iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.65)), None
         )
         hint = f"did you mean {near!r}?" if near else f"add it, or name one of {listed(columns, shown=12)}."
         raise InputError(f"The table has no column {name!r}; {hint}")
