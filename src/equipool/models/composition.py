@@ -42,18 +42,13 @@ def people_factors(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArra
 
     covariance = gram(residuals, residuals, weight) / weight.sum()
     deviation, p = np.sqrt(np.maximum(np.diag(covariance), 1e-12)), len(covariance)
-    most = [max(p - FACTORS, 0), p - 1]
-    values, vectors = eigh(covariance / np.outer(deviation, deviation), subset_by_index=most)
+    correlation = covariance / np.outer(deviation, deviation)
+    values, vectors = eigh(correlation, subset_by_index=[max(p - FACTORS, 0), p - 1])
     values, vectors = values[::-1], vectors[:, ::-1]
-    copies = _copies(covariance)
+    # How many features are as good as each one, itself among them: these count as one.
+    copies = (np.abs(correlation) > ALIKE).sum(axis=1).clip(1).astype(np.float64)
     large = (values > max(LARGE * p, 1.0)) & (_runs_through(vectors, copies) >= FEATURES)
     return (vectors[:, large] * np.sqrt(values[large])).T * deviation, copies
-
-
-def _copies(covariance: FloatArray) -> FloatArray:
-    """Return how many features are as good as each one, itself among them: these count as one."""
-    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
-    return (np.abs(covariance / np.outer(deviation, deviation)) > ALIKE).sum(axis=1).clip(1).astype(float)
 
 
 def _runs_through(vectors: FloatArray, copies: FloatArray) -> FloatArray:

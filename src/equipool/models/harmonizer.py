@@ -202,7 +202,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, wanted in (("bending", self.bending), ("network", self.network)):
             if not (wanted is None or isinstance(wanted, bool | np.bool_)):
                 raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
-
         if not isinstance(self.keep_people, bool | np.bool_):
             raise InputError(f"keep_people must be True or False. Got {self.keep_people!r}.")
 
@@ -263,7 +262,15 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         filled = np.where(empty, self.feature_mean_, array)
         for _ in range(3):
             z = self._standardised(filled)
-            model = fit_site_model(z, design, mixing=np.inf, curvature=1.0, bending=False, network=False)
+            model = fit_site_model(
+                z,
+                design,
+                mixing=np.inf,
+                curvature=1.0,
+                bending=False,
+                network=False,
+                keep_people=bool(self.keep_people),
+            )
             told = _measured(model, model.usual[design.site], design.c, design.site)
             limit = FAR * np.sqrt(model.residual)
             left = np.where(empty[:, self.moved_], np.nan, np.clip(z - told, -limit, limit))

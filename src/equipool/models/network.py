@@ -121,17 +121,17 @@ def fit_network(
     *,
     wanted: bool | None = None,
     seed: int = 0,
-) -> tuple[SiteNetwork, float]:
+) -> tuple[SiteNetwork, float] | None:
     """Fit the network to what is the own of :func:`learners`; return it with the share that is taken out.
 
     ``account`` gives everybody's own, (rows, p), by what was learned of covariances from some rows, or from
-    all. ``wanted=None``: the share that foretells held-out people best, nothing where that is not sure.
+    all. ``wanted=None``: the share that foretells held-out people best, None where that is not sure.
     """
-    own = account(None)
     with _alone():
         amount = _choose(account, design.thirds, wanted, seed)
         if not amount:
-            return no_network(design.n_sites, own.shape[1]), 0.0
+            return None
+        own = account(None)
         sphere = _Sphere.of(own, design.c, design.weight)
         weights, bias, _, heads = _train(_Data.of(own, design, design.everybody, sphere), seed)
     sites = np.unique(design.site)

@@ -158,7 +158,7 @@ class SiteModel:
             if self.network.active:
                 # What the network takes out, as the site's covariance has it; volumes stay as they are.
                 own = self._turn(self._near(r), s, -0.5)
-                r = r + self._turn(self._alone(own, c, s, -1.0), s, 0.5) - self._turn(own, s, 0.5)
+                r = r - self._turn(self.network.part(own, c, s), s, 0.5)
             white = r @ self.unroot if self.root.size else r / np.sqrt(self.residual)
             squares, determinant = squared_length(white, *self._directions(s), rest=self._rest(s))
             result[:, s] = -0.5 * (squares + determinant) - np.log(self.spread[s]).sum()
@@ -391,8 +391,8 @@ def _with_network(
                 result[some[part]] = learned._turn(near, s, -0.5)
         return result
 
-    network, amount = fit_network(own, design, wanted=wanted, seed=seed)
-    return replace(model, network=network, amount=amount)
+    found = fit_network(own, design, wanted=wanted, seed=seed)
+    return model if found is None else replace(model, network=found[0], amount=found[1])
 
 
 def _with_mixing(model: SiteModel, residuals: FloatArray, design: Design, mixing: float | None) -> SiteModel:
