@@ -13,12 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool.data.images import Volumes
 from equipool.exceptions import InputError
+from equipool.models.scanners import (
+    TERMS,
+    PeoplePatterns,
+    ScannersAndPeople,
+    intensity_terms,
+    products,
+    scanner_patterns,
+)
 from equipool.nn import distributed
 
 __all__ = ["Box", "VolumeSites", "fit_volume_sites", "gains", "mean_volume"]
@@ -38,6 +47,7 @@ DIRECTION_SHARE = 0.25  # directions a person, at most: covariances of more are 
 CHANCE = 1.05  # times what chance makes of sites alike: nearer to the pool, a site's variance is left
 STRETCH = 4.0  # the most that a direction is stretched by; a variance next to 0 may be its few people's
 DIRECTION_PEOPLE = 300  # of whom the directions are found, so that memory does not grow with people
+TURNS = 10  # of fitting the trend and what scanners do, each beside the other
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
 
 
@@ -51,11 +61,18 @@ class Box:
         """Return rows smoothed within the brain."""
         from scipy.ndimage import gaussian_filter
 
-        weight = np.maximum(gaussian_filter(self.mask.astype(np.float64), SMOOTH)[self.mask], 1e-6)
-        result = np.empty(rows.shape)
+        result, inside = np.empty(rows.shape), self.inside
         for k, row in enumerate(rows):
-            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self.mask] / weight
+            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self.mask] / inside
         return result
+
+    @cached_property
+    def inside(self) -> FloatArray:
+        """How much of the kernel that smooths lies within the brain, (voxels,)."""
+        from scipy.ndimage import gaussian_filter
+
+        share: FloatArray = gaussian_filter(self.mask.astype(np.float64), SMOOTH)[self.mask]
+        return np.maximum(share, 1e-6)
 
     def finest(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return the difference of neighbours along all three axes: white noise keeps its variance in it."""
@@ -199,7 +216,7 @@ def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in eight passes over the volumes; several processes share each pass out.
+    """Fit in nine passes over the volumes; several processes share each pass out.
 
     Parameters
     ----------
@@ -223,31 +240,14 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
-    normal_matrix = design.T @ design + np.diag(ridge)
-    solution: FloatArray = np.zeros((design.shape[1], volumes.shape[1]))
-    fitted = False
-
-    def at_gain_one() -> Iterator[tuple[slice, FloatArray]]:
-        for start, rows in _blocks(volumes):
-            part = slice(start, start + len(rows))
-            normal = normalised(rows, template)
-            # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
-            yield part, np.where(rows == 0, design[part] @ solution, normal) if fitted else normal
-
-    for _ in range(2):
-        moments = np.zeros_like(solution)
-        for part, rows in at_gain_one():
-            moments += design[part].T @ rows
-        solution, fitted = np.linalg.solve(normal_matrix, distributed.summed(moments)), True
-
-    def residuals() -> Iterator[tuple[slice, FloatArray]]:
-        for part, rows in at_gain_one():
-            yield part, rows - design[part] @ solution
-
-    noise, kept = _kept_detail(residuals, dummies, box)
+    scans = _Scans(volumes, template, design, np.diag(ridge))
+    scans.regress()
+    scans.leave_people_to_themselves(people, box)
+    solution = scans.solution
+    noise, kept = _kept_detail(scans.residuals, dummies, box)
 
     def quiet() -> Iterator[tuple[slice, FloatArray]]:
-        for part, rows in residuals():
+        for part, rows in scans.residuals():
             smooth = box.smooth(rows)
             yield part, smooth + kept[site[part]] * (rows - smooth)
 
@@ -264,7 +264,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
-    axes, places, precision = _discriminant(at_gain_one, centre, shift, pooled, dummies)
+    axes, places, precision = _discriminant(scans.at_gain_one, centre, shift, pooled, dummies)
     return VolumeSites(
         template=template,
         unit=np.asarray(unit),
@@ -281,6 +281,75 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         places=places,
         precision=precision,
     )
+
+
+class _Scans:
+    """Scans at gain 1, and the regression that says what to expect of them.
+
+    Columns of the design are the sites first, then covariates and what else explains volumes.
+    """
+
+    def __init__(self, volumes: Volumes, template: FloatArray, design: FloatArray, ridge: FloatArray) -> None:
+        self.volumes, self.template, self.design = volumes, template, design
+        self.normal_matrix = design.T @ design + ridge
+        self.moments: FloatArray = np.zeros((design.shape[1], volumes.shape[1]))
+        self.solution: FloatArray = np.zeros_like(self.moments)
+        self.fitted = False
+
+    def at_gain_one(self) -> Iterator[tuple[slice, FloatArray]]:
+        for start, rows in _blocks(self.volumes):
+            part = slice(start, start + len(rows))
+            normal = normalised(rows, self.template)
+            # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
+            yield part, np.where(rows == 0, self.expected(part), normal) if self.fitted else normal
+
+    def expected(self, part: slice) -> FloatArray:
+        expected: FloatArray = self.design[part] @ self.solution
+        return expected
+
+    def residuals(self) -> Iterator[tuple[slice, FloatArray]]:
+        for part, rows in self.at_gain_one():
+            yield part, rows - self.expected(part)
+
+    def regress(self) -> None:
+        for _ in range(2):
+            moments = np.zeros_like(self.moments)
+            for part, rows in self.at_gain_one():
+                moments += self.design[part].T @ rows
+            self.moments = distributed.summed(moments)
+            self.solution = np.linalg.inv(self.normal_matrix) @ self.moments
+            self.fitted = True
+
+    def leave_people_to_themselves(self, people: FloatArray, box: Box) -> None:
+        """Let sites differ by what their scanners do, and not by whom they happened to scan.
+
+        Trend and shifts explain each other where sites' ages differ, so they are fitted in turns: the sites'
+        means beside the trend, of these the scanners' part, and beside that the pool's level and the trend.
+        """
+        apart = self._scanners_and_people(box)
+        count, share = len(people), people / people.sum()
+        pool = np.eye(len(self.solution))[count - 1 :]
+        pool[0, :count] = 1.0  # one level for all sites instead of one for each
+        normal, moments, solution = self.normal_matrix, self.moments, self.solution
+        for _ in range(TURNS):
+            means = (moments[:count] - normal[:count, count:] @ solution[count:]) / people[:, None]
+            shift = apart.scanners_part(means - share @ means, people)
+            given = pool @ (moments - normal[:, :count] @ shift)
+            level_and_trend = np.linalg.inv(pool @ normal @ pool.T) @ given
+            solution = np.vstack([level_and_trend[0] + shift, level_and_trend[1:]])
+        self.solution = solution
+
+    def _scanners_and_people(self, box: Box) -> ScannersAndPeople:
+        terms = np.zeros((TERMS, self.volumes.shape[1]))
+
+        def residuals() -> Iterator[tuple[slice, FloatArray]]:
+            for part, rows in self.at_gain_one():
+                np.add(terms, intensity_terms(rows, box.smooth(rows)), out=terms)  # on the way, in one pass
+                yield part, rows - self.expected(part)
+
+        patterns = PeoplePatterns.of(_rows_of_some(residuals(), len(self.design), self.volumes.shape[1]))
+        means = distributed.summed(terms) / len(self.design)
+        return ScannersAndPeople(scanner_patterns(means, box.inside, box.mask), patterns)
 
 
 def _discriminant(
@@ -337,6 +406,18 @@ def _of_everybody(parts: Iterator[tuple[slice, FloatArray]], people: int, width:
     return distributed.summed(rows)
 
 
+def _rows_of_some(
+    parts: Iterator[tuple[slice, FloatArray]], people: int, n_voxels: int
+) -> NDArray[np.float32]:
+    """Return the rows of some people, evenly spread, so that memory does not grow with all."""
+    some = np.unique(np.linspace(0, people - 1, DIRECTION_PEOPLE).astype(int))
+    rows = np.zeros((len(some), n_voxels), dtype=np.float32)
+    for part, own in parts:
+        inside = (some >= part.start) & (some < part.stop)
+        rows[inside] = own[some[inside] - part.start]
+    return distributed.summed(rows)
+
+
 def _matched(
     owns: Callable[[], Iterator[tuple[slice, FloatArray]]], dummies: FloatArray, n_voxels: int
 ) -> tuple[FloatArray, FloatArray]:
@@ -346,13 +427,8 @@ def _matched(
     then vary more. A site's covariance has too many numbers to be known from its people, and most of what it
     shows is chance: only where a variance is beyond that is it brought to the pool's, and there all the way.
     """
-    some = np.unique(np.linspace(0, len(dummies) - 1, DIRECTION_PEOPLE).astype(int))
-    rows = np.zeros((len(some), n_voxels), dtype=np.float32)
-    for part, own in owns():
-        inside = (some >= part.start) & (some < part.stop)
-        rows[inside] = own[some[inside] - part.start]
-    rows = distributed.summed(rows)
-    values, vectors = np.linalg.eigh(_inner_products(rows))
+    rows = _rows_of_some(owns(), len(dummies), n_voxels)
+    values, vectors = np.linalg.eigh(products(rows, rows))
     most = min(DIRECTIONS, int(np.ceil(DIRECTION_SHARE * len(dummies))))
     top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
     directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
@@ -385,15 +461,6 @@ def by_chance(directions: int, people: int, everybody: int) -> tuple[float, floa
     others = np.sqrt((everybody - people) * directions)
     low, high = ((own + sign * others) ** 2 / (everybody * people) for sign in (-1, 1))
     return float(low) if people > directions else 0.0, float(high)
-
-
-def _inner_products(rows: NDArray[np.float32]) -> FloatArray:
-    """Return rows @ rows.T in double precision, some voxels at a time."""
-    total = np.zeros((len(rows), len(rows)))
-    for start in range(0, rows.shape[1], 1 << 14):
-        part = rows[:, start : start + (1 << 14)].astype(np.float64)
-        total += part @ part.T
-    return total
 
 
 def _power(matrix: FloatArray, exponent: float) -> FloatArray:

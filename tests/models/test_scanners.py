@@ -1,0 +1,184 @@
+"""What scanners did to mean brains, told from whom they scanned: against literal sums and planted truths."""
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from equipool.data.images import Volumes
+from equipool.models import scanners
+from equipool.models import volumes as closed_form
+from equipool.models.scanners import PeoplePatterns, ScannersAndPeople, intensity_terms, scanner_patterns
+from equipool.models.volumes import Box, fit_volume_sites
+
+MASK = np.zeros((20, 22, 19), dtype=bool)
+MASK[2:18, 2:20, 2:17] = True
+
+
+def smooth_field(rng, width=1.0):
+    field = gaussian_filter(rng.normal(size=MASK.shape), width)[MASK]
+    return field / field.std()
+
+
+# -- formulas --------------------------------------------------------------------------------------------
+
+
+def test_slow_fields_against_a_loop():
+    mask = MASK[:8, 3:9, 5:9]
+    found = scanners.slow_fields(mask)
+    shape, place = mask.shape, np.argwhere(mask)
+    k = 0
+    for order in np.ndindex(4, 4, 4):
+        if sum(order) >= 4:
+            continue
+        for v, voxel in enumerate(place):
+            waves = [
+                np.cos(np.pi * n * (x + 0.5) / size) for n, x, size in zip(order, voxel, shape, strict=True)
+            ]
+            assert found[k, v] == pytest.approx(np.prod(waves), abs=1e-12)
+        k += 1
+    assert len(found) == k == 20
+
+
+def test_intensity_terms_are_sums_over_people():
+    rng = np.random.default_rng(0)
+    rows, smooth = rng.normal(size=(2, 5, 3))
+    found = intensity_terms(rows, smooth)
+    for v in range(3):
+        x, d = rows[:, v], smooth[:, v] - rows[:, v]
+        sums = [sum(x), sum(x**2), sum(x**3), sum(d), sum(d**2), sum(d * x)]
+        np.testing.assert_allclose(found[:, v], sums)
+    assert len(found) == scanners.TERMS
+
+
+def naive_part(shift, count, scanner, rows):
+    """Generalised least squares with the covariance written out, and a loop over people's patterns."""
+    n, voxels = rows.shape
+    _, sizes, patterns = np.linalg.svd(rows, full_matrices=False)
+    most = n // 2
+    patterns, variances = patterns[:most], sizes[:most] ** 2 / n
+    rest = (sizes[most:] ** 2).sum() / (n - most) / (voxels - most)
+    covariance = patterns.T @ np.diag(variances - rest) @ patterns + rest * np.eye(voxels)
+    inverse = np.linalg.inv(covariance)
+    weights = np.linalg.solve(scanner @ inverse @ scanner.T, scanner @ inverse @ shift.T).T
+    unexplained = shift - weights @ scanner
+    result, start, width = shift.copy(), 0, 10.0
+    while start < most:
+        window = range(start, min(start + int(width), most))
+        along = {k: [patterns[k] @ row for row in unexplained] for k in window}
+        ratio = np.mean(
+            [sum(m * a**2 for m, a in zip(count, along[k], strict=True)) / variances[k] for k in window]
+        ) / (len(count) - 1)
+        for k in window:
+            for s in range(len(count)):
+                result[s] -= min(1.0, 1 / ratio) * along[k][s] * patterns[k]
+        start, width = window[-1] + 1, 1.5 * width
+    return result
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("size", [0.05, 1.0])
+def test_the_scanners_part_against_its_definition(seed, size):
+    rng, voxels = np.random.default_rng(seed), 500
+    rows = np.stack([smooth_field(rng)[:voxels] for _ in range(40)]) + 0.2 * rng.normal(size=(40, voxels))
+    scanner = rng.normal(size=(6, voxels))
+    count = np.array([20.0, 12.0, 8.0])
+    shift = size * np.stack([smooth_field(rng)[:voxels] for _ in count])
+    shift -= count / count.sum() @ shift
+    rows = rows.astype(np.float32)
+    found = ScannersAndPeople(scanner.astype(np.float32), PeoplePatterns.of(rows)).scanners_part(shift, count)
+    expected = naive_part(shift, count, scanner.astype(np.float32).astype(float), rows.astype(float))
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(shift).max())
+
+
+# -- what it is for --------------------------------------------------------------------------------------
+
+
+def brains(rng, people):
+    """People who differ along twelve patterns, around a brain with dark and bright parts, and some noise."""
+    everyone = np.random.default_rng(5)
+    brain = np.clip(1.0 + 0.3 * smooth_field(everyone), 0.4, 1.6)
+    patterns = np.stack([smooth_field(everyone) for _ in range(12)])
+    own = 0.05 * rng.normal(size=(people, 12)) @ patterns
+    return np.maximum(brain + own + 0.02 * rng.normal(size=own.shape), 0.05)
+
+
+def parts(rows, site):
+    """The patterns as a fit has them, and the distances of sites' means."""
+    box = Box(MASK)
+    means = np.stack([rows[site == s].mean(axis=0) for s in range(site.max() + 1)])
+    terms = intensity_terms(rows, box.smooth(rows)) / len(rows)
+    own = (rows - means[site]).astype(np.float32)
+    apart = ScannersAndPeople(scanner_patterns(terms, box.inside, MASK), PeoplePatterns.of(own))
+    count = np.bincount(site).astype(float)
+    return apart.scanners_part(
+        means - count / count.sum() @ means, count
+    ), means - count / count.sum() @ means
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_scanners_curve_and_field_stay_and_the_chance_of_people_goes(seed):
+    rng = np.random.default_rng(seed)
+    site = np.repeat([0, 1], 60)
+    rows = brains(rng, 120)
+    field = 1 + 0.15 * scanners.slow_fields(MASK)[3]
+    seen = np.where(site[:, None] == 1, field * rows**1.2, rows)
+    everybody = brains(np.random.default_rng(100 + seed), 4000)
+    truth = (field * everybody**1.2 - everybody).mean(axis=0)
+    found, means = parts(seen, site)
+    nearer, as_measured = (np.square(shift[1] - shift[0] - truth).sum() for shift in (found, means))
+    assert nearer < 0.7 * as_measured
+    assert nearer < 0.02 * np.square(truth).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_scanners_are_alike_people_stay_what_they_are(seed):
+    site = np.repeat([0, 1], 60)
+    found, means = parts(brains(np.random.default_rng(seed), 120), site)
+    assert np.square(found).sum() < 0.6 * np.square(means).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_difference_is_the_scanners_whatever_its_pattern(seed):
+    rng = np.random.default_rng(seed)
+    site = np.repeat([0, 1], 60)
+    rows = brains(rng, 120)
+    # Along a pattern of people, and several times what they differ by: no chance makes that.
+    pattern = 6 * (rows - rows.mean(axis=0))[0]
+    found, _ = parts(rows + site[:, None] * pattern, site)
+    assert np.square(found[1] - found[0] - pattern).sum() < 0.02 * np.square(pattern).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_disjoint_ages_the_trend_is_nearer_to_the_truth(seed, monkeypatch):
+    """A trend that no scanner can make is told from the sites' shifts though no age is shared."""
+    rng = np.random.default_rng(seed)
+    site = np.repeat([0, 1], 60)
+    age = np.where(site == 0, rng.uniform(-1.2, -0.1, 120), rng.uniform(0.1, 1.2, 120))
+    slope = 0.1 * smooth_field(np.random.default_rng(50 + seed), 1.0)
+    rows = np.maximum(brains(rng, 120) + age[:, None] * slope, 0.05)
+    rows = np.where(site[:, None] == 1, 0.9 * rows**1.1, rows)
+    boxes = np.zeros((120, *MASK.shape))
+    boxes[:, MASK] = 100 * rows
+    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
+
+    def error():
+        sites = fit_volume_sites(volumes, age[:, None], site, np.empty((120, 0)))
+        return np.square(sites.coefficients[0] - slope).sum()
+
+    nearer = error()
+    monkeypatch.setattr(closed_form, "TURNS", 0)
+    assert nearer < 0.8 * error()
+
+
+@pytest.mark.parametrize("people", [(1, 30), (2, 2), (30,)])
+def test_tiny_sites_and_a_single_one(people):
+    rng = np.random.default_rng(0)
+    site = np.repeat(np.arange(len(people)), people)
+    boxes = np.zeros((len(site), *MASK.shape))
+    boxes[:, MASK] = 100 * brains(rng, len(site))
+    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
+    sites = fit_volume_sites(volumes, rng.normal(size=(len(site), 1)), site, np.empty((len(site), 0)))
+    clean = sites.remove(volumes.read(), np.zeros((len(site), 1)), site, Box(MASK))
+    assert np.isfinite(clean).all()
+    if len(people) == 1:
+        np.testing.assert_allclose(sites.shift, 0, atol=1e-9)
