@@ -703,6 +703,7 @@ OTHERS = [
 
 REPORTS = [
     Case("a report of no result", "report fitted", "fitted has no account.json"),
+    Case("a report of what is not there", "report harmonised", "harmonised does not exist"),
     Case("a report of one table", "report people.csv", "--after"),
     Case("a report of a folder and a table", "report fitted --after people.csv", "--after"),
     Case("a report over something else", "report fitted --out people.csv", "people.csv is no report"),

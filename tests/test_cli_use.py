@@ -134,6 +134,16 @@ def test_second_ids_sites_ages_and_targets_are_no_measurements(here, capsys):
     assert "equipool: left out" not in said.err
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_row_numbers_written_with_a_table_are_no_measurement(here, capsys, first):
+    people = pd.read_csv("people.csv")
+    people.set_axis(range(first, first + len(people))).to_csv("people.csv")  # as pandas and R do by default
+    assert main(["harmonize", "people.csv", "--no-report", "--json", "--out", "out"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["features"] == ["thickness", "volume"]
+    assert "counts the rows" in said.err
+
+
 def test_apply_takes_the_site_column_of_the_fit(here, capsys):
     people = pd.read_csv("people.csv")
     people.rename(columns={"site": "scanner"}).to_csv("old.csv", index=False)

@@ -248,8 +248,12 @@ def leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
     if arguments.features or arguments.no_guess:
         return
     taken = {arguments.site, *arguments.covariates, arguments.target, arguments.id, arguments.subject}
-    others = [name for name in frame if named_like_a_role(str(name)) and name not in taken]
-    names = [n for n in others if n not in arguments.ignore and as_numbers(frame[n]).notna().any()]
+    free = [name for name in frame if name not in taken and name not in arguments.ignore]
+    counted = [name for name in free if str(name).startswith("Unnamed:") and _counts_rows(frame[name])]
+    if counted:
+        arguments.ignore = [*arguments.ignore, *counted]
+        print("equipool: left out the column without a name, which counts the rows.", file=sys.stderr)
+    names = [n for n in free if named_like_a_role(str(n)) and as_numbers(frame[n]).notna().any()]
     if names:
         arguments.ignore = [*arguments.ignore, *names]
         print(
@@ -257,6 +261,13 @@ def leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
             "measure them, name all measurements with --features.",
             file=sys.stderr,
         )
+
+
+def _counts_rows(column: pd.Series[Any]) -> bool:
+    """Whether a column is 0, 1, 2 … or 1, 2, 3 …, as tables are written together with their row numbers."""
+    import pandas as pd
+
+    return pd.api.types.is_integer_dtype(column) and bool((column.diff().iloc[1:] == 1).all())
 
 
 def _refuse_numbers_of_sites(

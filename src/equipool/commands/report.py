@@ -64,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
     source: Path = arguments.table
+    if not source.exists():
+        raise InputError(
+            f"{source} does not exist; give a folder of `equipool harmonize`, or the table as measured."
+        )
     if source.is_dir():
         if arguments.after is not None:
             raise InputError(f"{source} is a folder; --after goes with the table as it was measured.")
