@@ -145,7 +145,7 @@ class ScannersAndPeople:
         for window in people.windows():
             # Of what is as large as chance makes it, all is chance; of what is twice as large, half.
             chance[window] = min(1.0, 1.0 / max(float(size[window].mean()), 1e-300))
-        return shift - (left * chance) @ people.patterns.astype(np.float64)
+        return shift - (left * chance).astype(np.float32) @ people.patterns
 
     @cached_property
     def _along(self) -> FloatArray:
