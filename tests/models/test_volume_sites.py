@@ -204,6 +204,23 @@ def test_what_varies_more_at_one_site_is_evened_and_the_rest_left(seed):
     assert (moved**2).sum() < 0.1 * (rest**2).sum()
 
 
+@pytest.mark.parametrize("people", [(300, 300), (200, 100, 60)])
+def test_along_axes_of_others_a_site_varies_as_it_does(people):
+    rng, width = np.random.default_rng(people[-1]), 40
+    member = np.repeat(np.arange(len(people)), people) == len(people) - 1
+    scores = rng.normal(size=(20, len(member), width)) * np.linspace(3, 0.3, width)
+
+    def variances():
+        return np.mean([closed_form._of_others_along(draw, member) for draw in scores], axis=0)
+
+    # Alike, though along its own people's axes a site's variances run from almost 0 to 2.
+    for few in (variances()[:8], variances()[-8:]):
+        assert few.mean() == pytest.approx(1.0, abs=0.15)
+    scores[:, member, 5] *= 4
+    assert variances()[-1] == pytest.approx(scores[:, member, 5].var() / scores[:, :, 5].var(), rel=0.25)
+    assert variances()[:8].mean() == pytest.approx(1.0, abs=0.15)
+
+
 def test_no_direction_is_stretched_far():
     rng = np.random.default_rng(0)
     site = np.repeat([0, 1], 100)

@@ -4,8 +4,8 @@ With a hundred people a site, its mean brain is off by a tenth of the spread bet
 patterns in which people differ: larger ventricles, wider heads. Taken for the scanner's, that error would be
 put into every new scan. But scanners cannot do everything: they bend intensities, blur, and lay slow fields
 over the brain. What such patterns explain of a difference is the scanner's. Of the rest, what lies along
-the patterns of people is left to the people, unless it is larger than chance makes it; what does not,
-they cannot explain, and it is the scanner's again.
+the patterns of people is left to the people, unless a group of patterns shows more than chance makes; what
+lies off them is kept as the scanner's, though people have some part in it too.
 
 The patterns are fitted by generalised least squares, with the covariance between people as the error's: a
 difference counts where people are alike.
@@ -13,6 +13,7 @@ difference counts where people are alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -28,9 +29,11 @@ __all__ = [
     "products",
     "scanner_patterns",
     "slow_fields",
+    "tenths",
 ]
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
 Single = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
@@ -38,30 +41,36 @@ FIELD_ORDER = 4  # slow fields are cosines whose half waves along the three axes
 PATTERN_SHARE = 0.5  # of as many patterns as there are people; the others are too small to be told from noise
 FIRST_WINDOW, GROWTH = 10, 1.5  # patterns whose sizes are judged together, and how windows grow
 TERMS = 6  # of intensities
+TENTHS = 10  # parts of people, each judged by the patterns of the others
 CHUNK = 1 << 14  # voxels at a time, in double precision
 
 
 @dataclass(frozen=True, eq=False)
 class PeoplePatterns:
-    """How people differ: (K, voxels) orthonormal patterns, variances along them, and off them a voxel."""
+    """How people differ: (K, voxels) orthonormal patterns, variances along them, and off them a voxel.
+
+    The variances are those of other people than the patterns were found in: these vary along them twice to
+    six times as much, because the patterns were made of them.
+    """
 
     patterns: Single
     variances: FloatArray
     rest: float
 
     @classmethod
-    def of(cls, rows: Single) -> PeoplePatterns:
-        """Find them in what is people's own, (people, voxels)."""
-        values, vectors = np.linalg.eigh(products(rows, rows))
-        most = max(int(PATTERN_SHARE * len(rows)), 1)
-        top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
-        values, vectors, others = values[top][::-1], vectors[:, top][:, ::-1], values[~top]
+    def of(cls, rows: Single, scale: float = 1.0) -> PeoplePatterns:
+        """Find them in what is people's own, (people, voxels).
+
+        ``scale`` makes up for what the regression that left these rows took of their variance.
+        """
+        gram = products(rows, rows)
+        values, vectors = _largest(gram, max(int(PATTERN_SHARE * len(rows)), 1))
         patterns = (vectors / np.sqrt(values)).T.astype(np.float32) @ rows
-        free = max(len(rows) - len(values), 1) * max(rows.shape[1] - len(values), 1)
-        variances = values / len(rows)
-        # The least keeps the weights finite where people differ along few patterns only.
-        rest = max(float(np.maximum(others, 0.0).sum()) / free, 1e-6 * float(variances.max(initial=1e-300)))
-        return cls(patterns, variances, rest)
+        variances, off = _of_others(gram, len(values))
+        # The least, for scans at gain 1, keeps weights finite where people differ along few patterns only.
+        least = max(1e-6 * float(variances.max(initial=0.0)), 1e-12)
+        rest = off / max(rows.shape[1] - len(values), 1)
+        return cls(patterns, scale * np.maximum(variances, least), scale * max(rest, least))
 
     def windows(self) -> list[slice]:
         """Return patterns in groups of growing size, the largest variances first."""
@@ -72,14 +81,40 @@ class PeoplePatterns:
         return [slice(low, high) for low, high in pairwise(ends)]
 
 
+def _largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
+    """Return the largest eigenvalues that are no rounding, the greatest first, and their vectors."""
+    values, vectors = np.linalg.eigh(gram)
+    top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
+    return values[top][::-1], vectors[:, top][:, ::-1]
+
+
+def _of_others(gram: FloatArray, most: int) -> tuple[FloatArray, float]:
+    """Return people's variances along the patterns of others, and in all off them, from inner products."""
+    variances = np.zeros(most)
+    for others, these in tenths(len(gram)):
+        values, vectors = _largest(gram[np.ix_(others, others)], most)
+        along = gram[np.ix_(these, others)] @ vectors / np.sqrt(values)
+        variances[: len(values)] += (along**2).sum(axis=0)
+    off = max(float(np.trace(gram) - variances.sum()), 0.0)
+    return variances / len(gram), off / len(gram)
+
+
+def tenths(people: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Give each tenth of people after all others; nothing of a single person."""
+    part = np.arange(people) % TENTHS
+    for k in range(min(TENTHS, people) if people > 1 else 0):
+        yield np.flatnonzero(part != k), np.flatnonzero(part == k)
+
+
 def slow_fields(mask: Mask) -> FloatArray:
-    """Return products of cosines over the box, (fields, voxels); the first is constant."""
-    waves = [np.cos(np.pi * np.outer(range(FIELD_ORDER), (np.arange(n) + 0.5) / n)) for n in mask.shape]
+    """Return products of cosines over the brain's own box, (fields, voxels); the first is constant."""
+    waves = []
+    for at in np.nonzero(mask):
+        share = (at - at.min() + 0.5) / (np.ptp(at) + 1)
+        waves.append(np.cos(np.pi * np.outer(range(FIELD_ORDER), share)))
     order = range(FIELD_ORDER)
     orders = [(i, j, k) for i in order for j in order for k in order if i + j + k < FIELD_ORDER]
-    place = np.nonzero(mask)
-    fields = [np.prod([waves[a][n][place[a]] for a, n in enumerate(each)], axis=0) for each in orders]
-    return np.stack(fields)
+    return np.stack([np.prod([waves[a][n] for a, n in enumerate(each)], axis=0) for each in orders])
 
 
 def intensity_terms(rows: FloatArray, smooth: FloatArray) -> FloatArray:
@@ -108,7 +143,12 @@ def scanner_patterns(means: FloatArray, inside: FloatArray, mask: Mask) -> Singl
         (voxels,): how much of a smoothing kernel around each voxel lies within the brain.
     """
     dark = (means[0] + means[3]) * inside - means[0]
-    maps = np.linalg.qr(np.vstack([np.ones_like(dark), means, dark]).T)[0].T
+    maps = np.vstack([np.ones_like(dark), means, dark])
+    maps /= np.maximum(np.linalg.norm(maps, axis=1, keepdims=True), 1e-300)
+    _, sizes, maps = np.linalg.svd(maps, full_matrices=False)
+    maps = maps[
+        sizes > 1e-6 * sizes[0]
+    ]  # where maps say the same, such as without a dark edge, the rest is rounding
     fields = slow_fields(mask)
     result = np.empty((len(maps) * len(fields), len(dark)), dtype=np.float32)
     for k, one in enumerate(maps):
@@ -131,21 +171,46 @@ class ScannersAndPeople:
     scanner: Single
     people: PeoplePatterns
 
-    def scanners_part(self, shift: FloatArray, count: FloatArray) -> FloatArray:
+    def beyond_chance(self, shift: FloatArray, count: FloatArray, chance: float = 1.0) -> FloatArray:
+        """Return how far scanners move sites along each of people's patterns, beyond their own patterns.
+
+        As a variance, in units of the variance between people; 0 where sites' distances from the pool,
+        (sites, voxels), are no larger than chance makes them. Patterns are judged in groups, as a single one
+        says little.
+
+        Parameters
+        ----------
+        shift, count
+            Sites' distances, and of how many people each site's mean is.
+        chance
+            How much larger than in plain means of so many people distances are by chance.
+        """
+        fitted = ((self._inverse @ self._along) * self._along).sum(
+            axis=0
+        )  # what the fit takes of the variance
+        expected = np.maximum(self.people.variances - fitted, 1e-3 * self.people.variances)
+        freedom = max(len(count) - 1, 1)
+        size = count @ self._unexplained(shift) ** 2 / expected / freedom
+        typical = max((count.sum() - (count**2).sum() / count.sum()) / freedom, 1.0)
+        beyond = np.zeros(len(size))
+        for window in self.people.windows():
+            beyond[window] = max(float(size[window].mean()) - chance, 0.0) / typical
+        return beyond
+
+    def scanners_part(self, shift: FloatArray, count: FloatArray, beyond: FloatArray) -> FloatArray:
         """Return what of sites' distances from the pool, (sites, voxels), is their scanners'.
 
-        ``count`` says of how many people each site's mean is.
+        ``count`` says of how many people each site's mean is, ``beyond`` what :meth:`beyond_chance` found.
         """
-        people = self.people
-        seen = products(shift, people.patterns)
-        right = products(shift, self.scanner) / people.rest + (seen * self._extra) @ self._along.T
-        left = seen - right @ self._inverse @ self._along
-        size = count @ left**2 / people.variances / max(len(count) - 1, 1)
-        chance = np.ones(len(size))
-        for window in people.windows():
-            # Of what is as large as chance makes it, all is chance; of what is twice as large, half.
-            chance[window] = min(1.0, 1.0 / max(float(size[window].mean()), 1e-300))
-        return shift - (left * chance).astype(np.float32) @ people.patterns
+        # The fewer people, the more of a mean is chance; all of it where scanners do nothing along a pattern.
+        chance = 1.0 / (1.0 + count[:, None] * beyond)
+        return shift - (self._unexplained(shift) * chance).astype(np.float32) @ self.people.patterns
+
+    def _unexplained(self, shift: FloatArray) -> FloatArray:
+        """Return what of distances lies along people's patterns and not along scanners', (sites, K)."""
+        seen = products(shift, self.people.patterns)
+        right = products(shift, self.scanner) / self.people.rest + (seen * self._extra) @ self._along.T
+        return seen - right @ self._inverse @ self._along
 
     @cached_property
     def _along(self) -> FloatArray:

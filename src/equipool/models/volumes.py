@@ -1,7 +1,8 @@
 """What sites do to volumes, in closed form: gain, shift, noise and spread, voxel by voxel.
 
 A scan is gain · (trend(covariates) + the site's shift + what is the person's own, stretched by the site) plus
-the site's noise. The gain is each scan's own; trend and shift come from one regression; the noise is
+the site's noise. The gain is each scan's own; trend and shift come from one regression, the shift without the
+chance of whom a site scanned (:mod:`equipool.models.scanners`); the noise is
 estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter, so that a
 noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites, voxel
 by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off with the skull:
@@ -27,6 +28,7 @@ from equipool.models.scanners import (
     intensity_terms,
     products,
     scanner_patterns,
+    tenths,
 )
 from equipool.nn import distributed
 
@@ -331,13 +333,28 @@ class _Scans:
         pool = np.eye(len(self.solution))[count - 1 :]
         pool[0, :count] = 1.0  # one level for all sites instead of one for each
         normal, moments, solution = self.normal_matrix, self.moments, self.solution
+        # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
+        beyond = apart.beyond_chance(
+            solution[:count] - share @ solution[:count], people, self._chance(people)
+        )
         for _ in range(TURNS):
             means = (moments[:count] - normal[:count, count:] @ solution[count:]) / people[:, None]
-            shift = apart.scanners_part(means - share @ means, people)
+            shift = apart.scanners_part(means - share @ means, people, beyond)
+            shift -= share @ shift
             given = pool @ (moments - normal[:, :count] @ shift)
             level_and_trend = np.linalg.inv(pool @ normal @ pool.T) @ given
             solution = np.vstack([level_and_trend[0] + shift, level_and_trend[1:]])
         self.solution = solution
+
+    def _chance(self, people: FloatArray) -> float:
+        """Return how much larger sites' distances are by chance than those of plain means.
+
+        1 where the sites' people are of one age, more where a trend is estimated beside the shifts.
+        """
+        count, inverse = len(people), np.linalg.inv(self.normal_matrix)
+        rough = (inverse @ self.design.T @ self.design @ inverse)[:count, :count]
+        away = np.eye(count) - people / people.sum()
+        return float(people @ np.diag(away @ rough @ away.T)) / max(count - 1, 1)
 
     def _scanners_and_people(self, box: Box) -> ScannersAndPeople:
         terms = np.zeros((TERMS, self.volumes.shape[1]))
@@ -347,8 +364,10 @@ class _Scans:
                 np.add(terms, intensity_terms(rows, box.smooth(rows)), out=terms)  # on the way, in one pass
                 yield part, rows - self.expected(part)
 
-        patterns = PeoplePatterns.of(_rows_of_some(residuals(), len(self.design), self.volumes.shape[1]))
-        means = distributed.summed(terms) / len(self.design)
+        n, used = self.design.shape
+        rows = _rows_of_some(residuals(), n, self.volumes.shape[1])
+        patterns = PeoplePatterns.of(rows, n / max(n - used, 1))
+        means = distributed.summed(terms) / n
         return ScannersAndPeople(scanner_patterns(means, box.inside, box.mask), patterns)
 
 
@@ -360,7 +379,7 @@ def _discriminant(
     dummies: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return what :meth:`VolumeSites.posterior` reads the site by: axes, places and precision."""
-    axes = shift / np.maximum(variance, 1e-3 * variance.mean() + 1e-300) / np.sqrt(len(variance))
+    axes = shift / np.maximum(variance, 1e-3 * variance.mean() + 1e-12) / np.sqrt(len(variance))
     away = _of_everybody(
         ((part, (rows - centre) @ axes.T) for part, rows in scans()), len(dummies), len(axes)
     )
@@ -409,8 +428,11 @@ def _of_everybody(parts: Iterator[tuple[slice, FloatArray]], people: int, width:
 def _rows_of_some(
     parts: Iterator[tuple[slice, FloatArray]], people: int, n_voxels: int
 ) -> NDArray[np.float32]:
-    """Return the rows of some people, evenly spread, so that memory does not grow with all."""
-    some = np.unique(np.linspace(0, people - 1, DIRECTION_PEOPLE).astype(int))
+    """Return the rows of some people, so that memory does not grow with all.
+
+    Drawn, and the same in all processes: every other person may be every other site's.
+    """
+    some = np.sort(np.random.default_rng(0).permutation(people)[:DIRECTION_PEOPLE])
     rows = np.zeros((len(some), n_voxels), dtype=np.float32)
     for part, own in parts:
         inside = (some >= part.start) & (some < part.stop)
@@ -425,7 +447,8 @@ def _matched(
 
     Voxels of one spread may still move together more on one scanner than on another, and means over regions
     then vary more. A site's covariance has too many numbers to be known from its people, and most of what it
-    shows is chance: only where a variance is beyond that is it brought to the pool's, and there all the way.
+    shows is chance: only where a variance is beyond that is it brought to the pool's, and as far as people
+    from whom the axis was not found bear it out.
     """
     rows = _rows_of_some(owns(), len(dummies), n_voxels)
     values, vectors = np.linalg.eigh(products(rows, rows))
@@ -444,9 +467,29 @@ def _matched(
         variances = np.maximum(variances, 0.0)  # what rounding leaves of 0 must not be below it
         low, high = by_chance(len(directions), int(member.sum()), len(white))
         beyond = (variances < low / CHANCE) | (variances > CHANCE * high)
-        factor = np.where(beyond, np.maximum(variances, STRETCH**-2) ** -0.5, 1.0)
+        others = _of_others_along(scores, member)
+        towards = np.where(variances > 1, np.maximum(others, 1.0), np.minimum(others, 1.0))
+        factor = np.where(beyond, np.maximum(towards, STRETCH**-2) ** -0.5, 1.0)
         mixing.append(_power(pooled, -0.5) @ (own_axes * factor) @ own_axes.T @ _power(pooled, 0.5))
     return directions, np.stack(mixing)
+
+
+def _of_others_along(scores: FloatArray, member: Mask) -> FloatArray:
+    """Return a site's variances along axes found without the people who vary, by rank, the least first.
+
+    In units of the pool's, from which these people are left out as well: whoever is in a pool of variance 1
+    varies the more where the others of the site vary less.
+    """
+    people, total = np.flatnonzero(member), np.zeros(scores.shape[1])
+    for others, these in tenths(len(people)):
+        rest = np.delete(scores, people[these], axis=0)
+        white = _power(rest.T @ rest / len(rest), -0.5)
+        found = scores[people[others]] @ white
+        _, axes = np.linalg.eigh(found.T @ found)
+        # The variance of people in units of others' is too large by the roughness of these.
+        fair = max(1 - scores.shape[1] / len(rest), 0.0)
+        total += fair * ((scores[people[these]] @ white @ axes) ** 2).sum(axis=0)
+    return total / max(len(people), 1)
 
 
 def by_chance(directions: int, people: int, everybody: int) -> tuple[float, float]:
