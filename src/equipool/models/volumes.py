@@ -447,8 +447,8 @@ def _matched(
 
     Voxels of one spread may still move together more on one scanner than on another, and means over regions
     then vary more. A site's covariance has too many numbers to be known from its people, and most of what it
-    shows is chance: only where a variance is beyond that is it brought to the pool's, and as far as people
-    from whom the axis was not found bear it out.
+    shows is chance: only where a variance is beyond that is it brought to the pool's. Those whom the axis was
+    found in exaggerate it; others show too little, as the axis is a little off; the truth lies between.
     """
     rows = _rows_of_some(owns(), len(dummies), n_voxels)
     values, vectors = np.linalg.eigh(products(rows, rows))
@@ -468,8 +468,9 @@ def _matched(
         low, high = by_chance(len(directions), int(member.sum()), len(white))
         beyond = (variances < low / CHANCE) | (variances > CHANCE * high)
         others = _of_others_along(scores, member)
-        towards = np.where(variances > 1, np.maximum(others, 1.0), np.minimum(others, 1.0))
-        factor = np.where(beyond, np.maximum(towards, STRETCH**-2) ** -0.5, 1.0)
+        others = np.where(variances > 1, np.maximum(others, 1.0), np.minimum(others, 1.0))
+        between = np.maximum(np.sqrt(variances * others), STRETCH**-2)
+        factor = np.where(beyond, between**-0.5, 1.0)
         mixing.append(_power(pooled, -0.5) @ (own_axes * factor) @ own_axes.T @ _power(pooled, 0.5))
     return directions, np.stack(mixing)
 
