@@ -144,6 +144,21 @@ def test_row_numbers_written_with_a_table_are_no_measurement(here, capsys, first
     assert "counts the rows" in said.err
 
 
+def test_harmonize_warns_of_values_that_no_measurement_gives(here, capsys):
+    rng = np.random.default_rng(0)
+    people = pd.DataFrame({"site": np.repeat(["a", "b"], 60), "age": rng.uniform(20, 80, 120)})
+    people["thickness"] = rng.normal(2.5, 0.2, 120)
+    people.to_csv("table.csv", index=False)
+    assert main(["harmonize", "table.csv", "--out", "out", "--no-report"]) == 0
+    assert "Warning" not in capsys.readouterr().err
+    people.loc[3, "thickness"], people.loc[5, "age"] = -9999, 999
+    people.to_csv("table.csv", index=False)
+    assert main(["harmonize", "table.csv", "--out", "other", "--no-report"]) == 0
+    said = capsys.readouterr().err
+    assert "-9999 in 'thickness'" in said
+    assert "'age' is 999" in said
+
+
 def test_apply_takes_the_site_column_of_the_fit(here, capsys):
     people = pd.read_csv("people.csv")
     people.rename(columns={"site": "scanner"}).to_csv("old.csv", index=False)

@@ -17,7 +17,7 @@ from equipool.commands.progress import reported
 from equipool.commands.report import report_on_images, report_on_table
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-from equipool.progress import duration
+from equipool.progress import duration, say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,6 +136,7 @@ def _harmonize_table(arguments: argparse.Namespace, frame: pd.DataFrame, facts: 
         return _say_pool(
             arguments, pool, f"{len(pool.feature_names)} features", _table_seconds(pool, arguments.no_report)
         )
+    _say_outliers(frame, arguments.site, roles(arguments))
     features = list(pool.feature_names)
     given = {"site": frame[arguments.site], "covariates": _columns(frame, arguments.covariates)}
     model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
@@ -173,6 +174,7 @@ def _harmonize_images(
         _require_a_map(frame, arguments.statmap, arguments.covariates)
     if arguments.dry_run:
         return _dry_run_images(arguments, pool)
+    _say_outliers(frame, arguments.site, {**roles(arguments), "features": []})
     volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
     covariates = _columns(frame, arguments.covariates)
     pooler = EquivariantPooler(
@@ -207,6 +209,16 @@ def _harmonize_images(
         made["report"] = report_on_images(arguments, frame, pool, volumes, pooler, people, pictures)
     announce(arguments.json, made, **_counts(pool))
     return 0
+
+
+def _say_outliers(frame: pd.DataFrame, site: str, given: dict[str, Any]) -> None:
+    """Warn of values that no measurement gives before they go into a fit; `equipool check` looks at more."""
+    from equipool.validation.cautions import feature_cautions, outlier_cautions
+    from equipool.validation.inputs import Inputs
+
+    inputs = Inputs.from_frame(frame, site=site, **given)
+    for finding in (*outlier_cautions(inputs), *feature_cautions(inputs)):
+        say(f"Warning: {finding.text}")
 
 
 def _training_folder(frame: pd.DataFrame, volumes: Volumes, facts: dict[str, Any], *, fresh: bool) -> Path:
