@@ -381,6 +381,22 @@ def test_failed_values_are_named(value):
     assert f"{value:g}" in found.text
 
 
+def test_copied_rows_are_named_and_constant_or_missing_ones_are_not():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(40, 4)), columns=list("abcd"))
+    table["site"] = np.repeat(["x", "y"], 20)
+    assert "copied-rows" not in {finding.code for finding in ep.check(table, site="site").findings}
+    copied = pd.concat([table, table.iloc[[3]].assign(site="y")], ignore_index=True)
+    found = {finding.code: finding for finding in ep.check(copied, site="site").findings}["copied-rows"]
+    assert found.rows == (4, 41)
+    empty = table.copy()
+    empty.loc[[1, 2], list("abcd")] = np.nan
+    codes = {finding.code for finding in ep.check(empty, site="site", missing="impute").findings}
+    assert "copied-rows" not in codes
+    coarse = table[["site"]].assign(a=rng.integers(0, 3, 40), b=rng.integers(0, 3, 40), c=1.0)
+    assert "copied-rows" not in {finding.code for finding in ep.check(coarse, site="site").findings}
+
+
 def test_sites_of_other_units_and_lesions_are_no_failures():
     """Sites that differ a lot, and features that are 0 in most people, are not called failures."""
     rng = np.random.default_rng(0)

@@ -32,6 +32,7 @@ SMALL_SITE = 10
 NEAR_CONSTANT = 0.95
 LITTLE_OVERLAP = 0.5
 FEW = 0.02  # the share of rows that may be called outliers
+COPY_FEATURES = 3  # fewer may agree by chance
 FAR, SAMPLE = 30.0, 5000  # deviations of the middle nine tenths, by so many rows: no measurement
 
 
@@ -222,6 +223,27 @@ def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
         tuple(dict.fromkeys(names)),
         tuple(row + 1 for row in dict.fromkeys(rows)),
     )
+
+
+def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
+    """Warn of rows that agree in every measurement, as no two scans do: copies, whatever their ids."""
+    X = inputs.X
+    varying = np.nanmax(X, axis=0, initial=-np.inf) > np.nanmin(X, axis=0, initial=np.inf)
+    if varying.sum() < COPY_FEATURES:
+        return
+    table = pd.DataFrame(X[:, varying])
+    same = table.duplicated(keep=False).to_numpy() & np.isfinite(X[:, varying]).any(axis=1)
+    rows = np.flatnonzero(same).tolist()
+    if rows:
+        yield Finding(
+            "warning",
+            "copied-rows",
+            f"{plural(len(rows), 'row')} have the very same features as another "
+            f"({rows_text(rows, None if inputs.ids is None else inputs.ids.tolist())}): copies? Drop all but "
+            "one of each, or people will be held out who were trained on.",
+            (),
+            tuple(row + 1 for row in rows),
+        )
 
 
 def two_valued(values: NDArray[np.float64]) -> bool:
