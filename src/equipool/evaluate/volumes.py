@@ -33,7 +33,7 @@ FloatArray = NDArray[np.float64]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
 FALSE_RATES = (0.01, 0.001)
-SHUFFLES = 1  # of the scanners in each split, to say what the best of three reads where there is nothing
+SHUFFLES = 3  # of the scanners in each split, to say what the best of three reads where there is nothing
 
 
 @dataclass(frozen=True, eq=False)
