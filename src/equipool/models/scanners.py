@@ -146,9 +146,8 @@ def scanner_patterns(means: FloatArray, inside: FloatArray, mask: Mask) -> Singl
     maps = np.vstack([np.ones_like(dark), means, dark])
     maps /= np.maximum(np.linalg.norm(maps, axis=1, keepdims=True), 1e-300)
     _, sizes, maps = np.linalg.svd(maps, full_matrices=False)
-    maps = maps[
-        sizes > 1e-6 * sizes[0]
-    ]  # where maps say the same, such as without a dark edge, the rest is rounding
+    # Where maps say the same, as two do without a dark edge, what is left between them is rounding.
+    maps = maps[sizes > 1e-6 * sizes[0]]
     fields = slow_fields(mask)
     result = np.empty((len(maps) * len(fields), len(dark)), dtype=np.float32)
     for k, one in enumerate(maps):
@@ -185,9 +184,8 @@ class ScannersAndPeople:
         chance
             How much larger than in plain means of so many people distances are by chance.
         """
-        fitted = ((self._inverse @ self._along) * self._along).sum(
-            axis=0
-        )  # what the fit takes of the variance
+        # What scanners' patterns explain by chance is no longer there.
+        fitted = ((self._inverse @ self._along) * self._along).sum(axis=0)
         expected = np.maximum(self.people.variances - fitted, 1e-3 * self.people.variances)
         freedom = max(len(count) - 1, 1)
         size = count @ self._unexplained(shift) ** 2 / expected / freedom
