@@ -497,8 +497,8 @@ def by_chance(directions: int, people: int, everybody: int) -> tuple[float, floa
     """Return the least and the greatest variance of a site that chance makes where all sites are alike.
 
     Along the axes of its covariance, in units of the pool's, to which the site belongs: Wachter's law (1980),
-    for many directions and people. A site of no more people than directions has variances of 0 by necessity, a
-    single site variances of 1.
+    for many directions and people. A site of no more people than directions has variances of 0 by necessity,
+    a single site variances of 1.
     """
     if people < 1 or people == everybody or everybody <= directions:
         return 0.0, np.inf
