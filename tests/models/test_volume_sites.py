@@ -5,6 +5,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from equipool.data.images import Volumes
+from equipool.models import covariances
 from equipool.models import volumes as closed_form
 from equipool.models.volumes import Box, fit_volume_sites
 
@@ -163,15 +164,15 @@ def test_variances_by_chance_against_draws(seed, people):
     for s, n in enumerate(people):
         own = (rows @ root)[site == s]
         found = np.linalg.eigvalsh(own.T @ own / n)
-        low, high = closed_form.by_chance(width, n, len(rows))
+        low, high = covariances.by_chance(width, n, len(rows))
         assert found[-1] == pytest.approx(high, rel=0.25)
         assert np.sqrt(found[0]) == pytest.approx(np.sqrt(low), abs=0.15)
 
 
 def test_variances_of_few_people_tell_no_lower_end():
-    assert closed_form.by_chance(40, 14, 200)[0] == 0.0
-    assert closed_form.by_chance(40, 0, 200) == (0.0, np.inf)
-    assert closed_form.by_chance(1, 1, 1) == (0.0, np.inf)
+    assert covariances.by_chance(40, 14, 200)[0] == 0.0
+    assert covariances.by_chance(40, 0, 200) == (0.0, np.inf)
+    assert covariances.by_chance(1, 1, 1) == (0.0, np.inf)
 
 
 def matched(rows, site):
@@ -211,7 +212,7 @@ def test_along_axes_of_others_a_site_varies_as_it_does(people):
     scores = rng.normal(size=(20, len(member), width)) * np.linspace(3, 0.3, width)
 
     def variances():
-        return np.mean([closed_form._of_others_along(draw, member) for draw in scores], axis=0)
+        return np.mean([covariances.variances_of_others(draw, member) for draw in scores], axis=0)
 
     # Alike, though along its own people's axes a site's variances run from almost 0 to 2.
     for few in (variances()[:8], variances()[-8:]):
@@ -229,7 +230,7 @@ def test_no_direction_is_stretched_far():
     rows[site == 0, 0] = 1e-3 * rng.normal(size=100)
     after = matched(rows, site)
     grown = np.linalg.norm(after[site == 0], axis=1) / np.linalg.norm(rows[site == 0], axis=1)
-    assert grown.max() <= closed_form.STRETCH * 1.01
+    assert grown.max() <= covariances.STRETCH * 1.01
 
 
 def test_a_site_of_few_people_is_not_stretched():

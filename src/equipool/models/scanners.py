@@ -26,6 +26,7 @@ __all__ = [
     "PeoplePatterns",
     "ScannersAndPeople",
     "intensity_terms",
+    "largest",
     "products",
     "scanner_patterns",
     "slow_fields",
@@ -64,7 +65,7 @@ class PeoplePatterns:
         ``scale`` makes up for what the regression that left these rows took of their variance.
         """
         gram = products(rows, rows)
-        values, vectors = _largest(gram, max(int(PATTERN_SHARE * len(rows)), 1))
+        values, vectors = largest(gram, max(int(PATTERN_SHARE * len(rows)), 1))
         patterns = (vectors / np.sqrt(values)).T.astype(np.float32) @ rows
         variances, off = _of_others(gram, len(values))
         # The least, for scans at gain 1, keeps weights finite where people differ along few patterns only.
@@ -81,7 +82,7 @@ class PeoplePatterns:
         return [slice(low, high) for low, high in pairwise(ends)]
 
 
-def _largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
+def largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
     """Return the largest eigenvalues that are no rounding, the greatest first, and their vectors."""
     values, vectors = np.linalg.eigh(gram)
     top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
@@ -92,7 +93,7 @@ def _of_others(gram: FloatArray, most: int) -> tuple[FloatArray, float]:
     """Return people's variances along the patterns of others, and in all off them, from inner products."""
     variances = np.zeros(most)
     for others, these in tenths(len(gram)):
-        values, vectors = _largest(gram[np.ix_(others, others)], most)
+        values, vectors = largest(gram[np.ix_(others, others)], most)
         along = gram[np.ix_(these, others)] @ vectors / np.sqrt(values)
         variances[: len(values)] += (along**2).sum(axis=0)
     off = max(float(np.trace(gram) - variances.sum()), 0.0)

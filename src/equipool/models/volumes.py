@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from equipool.data.images import Volumes
 from equipool.exceptions import InputError
+from equipool.models.covariances import evened
 from equipool.models.scanners import (
     TERMS,
     PeoplePatterns,
     ScannersAndPeople,
     intensity_terms,
+    largest,
     products,
     scanner_patterns,
-    tenths,
 )
 from equipool.nn import distributed
 
@@ -46,8 +47,6 @@ KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 DIRECTIONS = 40  # in which brains vary most; a site's covariance along them is brought to the pool's
 DIRECTION_SHARE = 0.25  # directions a person, at most: covariances of more are too rough to be compared
-CHANCE = 1.05  # times what chance makes of sites alike: nearer to the pool, a site's variance is left
-STRETCH = 4.0  # the most that a direction is stretched by; a variance next to 0 may be its few people's
 DIRECTION_PEOPLE = 300  # of whom the directions are found, so that memory does not grow with people
 TURNS = 10  # of fitting the trend and what scanners do, each beside the other
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
@@ -446,74 +445,17 @@ def _matched(
     """Return the directions of greatest variance, and for each site what makes its covariance the pool's.
 
     Voxels of one spread may still move together more on one scanner than on another, and means over regions
-    then vary more. A site's covariance has too many numbers to be known from its people, and most of what it
-    shows is chance: only where a variance is beyond that is it brought to the pool's. Those whom the axis was
-    found in exaggerate it; others show too little, as the axis is a little off; the truth lies between.
+    then vary more.
     """
     rows = _rows_of_some(owns(), len(dummies), n_voxels)
-    values, vectors = np.linalg.eigh(products(rows, rows))
     most = min(DIRECTIONS, int(np.ceil(DIRECTION_SHARE * len(dummies))))
-    top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
-    directions = (vectors[:, top] / np.sqrt(values[top])).T @ rows
+    values, vectors = largest(products(rows, rows), most)
+    directions = (vectors / np.sqrt(values)).T @ rows
     del rows
     scores = _of_everybody(
         ((part, own @ directions.T) for part, own in owns()), len(dummies), len(directions)
     )
-    pooled = scores.T @ scores / len(scores)
-    white = scores @ _power(pooled, -0.5)
-    mixing = []
-    for member in dummies.T > 0:
-        variances, own_axes = np.linalg.eigh(white[member].T @ white[member] / max(member.sum(), 1))
-        variances = np.maximum(variances, 0.0)  # what rounding leaves of 0 must not be below it
-        low, high = by_chance(len(directions), int(member.sum()), len(white))
-        beyond = (variances < low / CHANCE) | (variances > CHANCE * high)
-        others = _of_others_along(scores, member)
-        others = np.where(variances > 1, np.maximum(others, 1.0), np.minimum(others, 1.0))
-        between = np.maximum(np.sqrt(variances * others), STRETCH**-2)
-        factor = np.where(beyond, between**-0.5, 1.0)
-        mixing.append(_power(pooled, -0.5) @ (own_axes * factor) @ own_axes.T @ _power(pooled, 0.5))
-    return directions, np.stack(mixing)
-
-
-def _of_others_along(scores: FloatArray, member: Mask) -> FloatArray:
-    """Return a site's variances along axes found without the people who vary, by rank, the least first.
-
-    In units of the pool's, from which these people are left out as well: whoever is in a pool of variance 1
-    varies the more where the others of the site vary less.
-    """
-    people, total = np.flatnonzero(member), np.zeros(scores.shape[1])
-    for others, these in tenths(len(people)):
-        rest = np.delete(scores, people[these], axis=0)
-        white = _power(rest.T @ rest / len(rest), -0.5)
-        found = scores[people[others]] @ white
-        _, axes = np.linalg.eigh(found.T @ found)
-        # The variance of people in units of others' is too large by the roughness of these.
-        fair = max(1 - scores.shape[1] / len(rest), 0.0)
-        total += fair * ((scores[people[these]] @ white @ axes) ** 2).sum(axis=0)
-    return total / max(len(people), 1)
-
-
-def by_chance(directions: int, people: int, everybody: int) -> tuple[float, float]:
-    """Return the least and the greatest variance of a site that chance makes where all sites are alike.
-
-    Along the axes of its covariance, in units of the pool's, to which the site belongs: Wachter's law (1980),
-    for many directions and people. A site of no more people than directions has variances of 0 by necessity,
-    a single site variances of 1.
-    """
-    if people < 1 or people == everybody or everybody <= directions:
-        return 0.0, np.inf
-    own = np.sqrt(people * (everybody - directions))
-    others = np.sqrt((everybody - people) * directions)
-    low, high = ((own + sign * others) ** 2 / (everybody * people) for sign in (-1, 1))
-    return float(low) if people > directions else 0.0, float(high)
-
-
-def _power(matrix: FloatArray, exponent: float) -> FloatArray:
-    """Return a power of a symmetric positive matrix."""
-    values, vectors = np.linalg.eigh(matrix)
-    values = np.maximum(values, 1e-9 * max(values.max(initial=0.0), 1e-300))
-    result: FloatArray = (vectors * values**exponent) @ vectors.T
-    return result
+    return directions, evened(scores, dummies > 0)
 
 
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
