@@ -65,6 +65,35 @@ def test_the_level_of_shuffled_scanners_is_beside_the_readers(folder):
     assert "scanner_shuffled" in (folder / "adni-sim-volumes.md").read_text()
 
 
+def test_the_same_people_by_every_scanner_tell_it_before_harmonizing_alone(folder):
+    judged = pd.read_csv(folder / "adni-sim-volumes.csv").set_index("method")
+    assert judged.scanner_same_people["raw"] > 0.8
+    assert judged.scanner_same_people["ours"] < judged.scanner_same_people["raw"]
+
+
+def test_people_scanned_by_all_are_the_cohorts_on_their_own_scanner(folder):
+    pool, scans = brainsets.whole_cohort("adni-sim")
+    some = np.array([7, 3, 20])
+    by_all = brainsets.scanned_by_all("adni-sim", pool.ids[some], pool.sites, scans.mask)
+    own = scans[some].read()
+    np.testing.assert_allclose(by_all[pool.site[some], range(3)], own, atol=1e-3 * np.ptp(own))
+    assert (abs(by_all - own) > 0.01 * np.ptp(own)).any(axis=2).sum() == 6
+
+
+@pytest.mark.parametrize("method", volumes.HARMONIZED)
+def test_scans_are_harmonized_as_those_of_the_site_that_is_named(folder, method):
+    pool, scans = brainsets.whole_cohort("adni-sim")
+    everyone = np.arange(len(pool))
+    harmonize = volumes.harmonizer(method, pool, scans, everyone)
+    rows, some = scans.read(), np.array([4, 30])
+    whole = harmonize(rows, everyone, pool.site)
+    np.testing.assert_allclose(
+        harmonize(rows[some], some, pool.site[some]), whole[some], rtol=1e-5, atol=1e-3
+    )
+    other = harmonize(rows[some], some, (pool.site[some] + 1) % 3)
+    assert np.allclose(other, whole[some]) == (method in ("raw", "gain"))
+
+
 @pytest.mark.parametrize(("spoil", "fresh", "judged"), [(0, 0, [1]), (1, 0, [0, 1]), (0, 1, [0, 1])])
 def test_a_split_that_is_done_is_not_judged_again(folder, tmp_path, monkeypatch, spoil, fresh, judged):
     (done,) = (folder / "runs").glob("adni-sim-volumes-*-0.json")

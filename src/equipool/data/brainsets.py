@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -22,15 +24,21 @@ from equipool.data.uci import DatasetSplit, cache_folder
 from equipool.exceptions import InputError
 from equipool.progress import say
 
+if TYPE_CHECKING:
+    from equipool.data.brains import SimulatedBrains
+
 __all__ = [
     "BRAINS",
     "is_brains",
     "load_brains",
     "place_of",
     "prepare_brains",
+    "scanned_by_all",
     "simulated_folder",
     "whole_cohort",
 ]
+
+Mask = NDArray[np.bool_]
 
 BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
 RESOLUTION = 4.0
@@ -82,15 +90,32 @@ def place_of(like: str) -> Path:
 
 def simulated_folder(like: str) -> Path:
     """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
-    from equipool.data.brains import simulate_brains
-
     folder = place_of(like)
     if not (folder / "participants.tsv").is_file():
-        brains = simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
+        brains = _simulated(like)
         say(f"simulating {len(brains)} brains into {folder}")
         for _ in brains.write(folder, jobs=os.cpu_count() or 1):
             pass
     return folder
+
+
+def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Mask) -> NDArray[np.float32]:
+    """Return people of a simulated cohort as every scanner would have shown them, (sites, people, voxels)."""
+    brains = _simulated(name.removesuffix("-hard").removesuffix("-sim"))
+    scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
+    place = {person: k for k, person in enumerate(brains.people["participant_id"])}
+    scans = np.empty((len(sites), len(ids), int(mask.sum())), dtype=np.float32)
+    for column, person in enumerate(ids):
+        tissues = brains.anatomy.brain(brains.traits(place[person]))
+        for row, site in enumerate(sites):
+            scans[row, column] = brains.image(tissues, scanners[site], place[person])[mask]
+    return scans
+
+
+def _simulated(like: str) -> SimulatedBrains:
+    from equipool.data.brains import simulate_brains
+
+    return simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
 
 
 def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:

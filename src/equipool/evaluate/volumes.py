@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.data.brainsets import load_brains, simulated_folder, whole_cohort
+from equipool.data.brainsets import load_brains, scanned_by_all, simulated_folder, whole_cohort
 from equipool.data.images import Volumes
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
@@ -27,11 +28,15 @@ from equipool.files import write_whole
 from equipool.parallel import fan_out
 from equipool.progress import duration, say
 
-__all__ = ["VolumeResult", "block_means", "harmonized_volumes", "run_volumes"]
+__all__ = ["VolumeResult", "block_means", "harmonizer", "run_volumes"]
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+Rows = NDArray[np.float32]
+Harmonizer = Callable[[Rows, IntArray, IntArray], Rows]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
+READERS = ("logistic", "trees", "perceptron")
 FALSE_RATES = (0.01, 0.001)
 SHUFFLES = 3  # of the scanners in each split, to say what the best of three reads where there is nothing
 
@@ -149,49 +154,84 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     place = {path: k for k, path in enumerate(volumes.paths)}
     train, test = (np.array([place[path] for path in part.images or ()]) for part in (data.train, data.test))
     truth = known_truth(name, volumes)
-    clean = None if truth is None else truth.clean.read()
+    clean, by_all = None, None
+    if truth is not None:
+        clean, by_all = truth.clean.read(), scanned_by_all(name, pool.ids[test], pool.sites, volumes.mask)
     rows = []
-    alone = _best_reader(pool.C, pool.site, train, test)
+    alone = max(_read(_fitted(pool.C[train], pool.site[train]), pool.C[test], pool.site[test]))
     for method in HARMONIZED:
-        values = harmonized_volumes(method, pool, volumes, train)
+        harmonize = harmonizer(method, pool, volumes, train)
+        values = harmonize(volumes.read(), np.arange(len(pool)), pool.site)
         blocks = block_means(values, volumes.mask)
-        row: dict[str, Any] = {"split": seed, "method": method}
-        row |= {"scanner": _best_reader(blocks, pool.site, train, test), "scanner_from_age": alone}
+        readers = _fitted(blocks[train], pool.site[train])
+        readings = _read(readers, blocks[test], pool.site[test])
+        row: dict[str, Any] = {"split": seed, "method": method, "scanner": max(readings)}
+        row |= dict(zip(READERS, readings, strict=True)) | {"scanner_from_age": alone}
         row["scanner_within"] = _reader_within(blocks, pool, test)
-        if clean is not None:
+        if clean is not None and by_all is not None:
+            same = _blocks_by_all(by_all, harmonize, test, volumes.mask)
+            row["scanner_same_people"] = max(_read(readers, *same))
             row |= _likeness(values, clean, train, test)
         rows.append(row)
     # Of the last method's volumes: with shuffled scanners nothing is to be read from any.
     shuffled = [np.random.default_rng((seed, k)).permutation(pool.site) for k in range(SHUFFLES)]
-    level = float(np.mean([_best_reader(blocks, site, train, test) for site in shuffled]))
-    return [row | {"scanner_shuffled": level} for row in rows]
+    levels = [max(_read(_fitted(blocks[train], s[train]), blocks[test], s[test])) for s in shuffled]
+    return [row | {"scanner_shuffled": float(np.mean(levels))} for row in rows]
 
 
-def harmonized_volumes(
-    method: str, pool: PooledDataset, volumes: Volumes, train: NDArray[np.intp]
-) -> NDArray[np.float32]:
-    """Return everybody's volumes by one method, fitted on some people; all are told the age alone."""
-    from equipool.models.peers import ComBatPeer
-    from equipool.models.volumes import Box, fit_volume_sites, gains, mean_volume
+def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:
+    """Return what harmonizes scans by one method, fitted on some people; all are told the age alone.
 
-    rows = volumes.read()
-    if method in ("gain", "combat-gain"):
-        # The same gains as ours has, so that ComBat is not judged by a worse normalisation.
-        own = gains(rows, mean_volume(volumes[train])[0])
-        rows = (rows / own[:, None]).astype(np.float32)
-    if method in ("raw", "gain"):
-        return rows
+    It takes scans, (rows, voxels), whose they are, as rows of the pool, and of which site.
+    """
+    if method == "ours":
+        return _ours(pool, volumes, train)
+    # The same gains as ours has, so that ComBat is not judged by a worse normalisation.
+    even = _at_gain_one(volumes[train]) if method.endswith("gain") else _as_they_are
     if method.startswith("combat"):
-        combat = ComBatPeer("combat").fit(rows[train], site=pool.site_labels[train], covariates=pool.C[train])
-        values = combat.transform(rows, site=pool.site_labels, covariates=pool.C)
-        return values.astype(np.float32)
-    c = pool.scaled
+        return _combat(pool, volumes, train, even)
+    return lambda rows, people, site: even(rows)
+
+
+def _ours(pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:
+    from equipool.models.volumes import Box, fit_volume_sites
+
+    c, box = pool.scaled, Box(volumes.mask)
     model = fit_volume_sites(volumes[train], c[train], pool.site[train], np.empty((len(train), 0)))
-    box, clean = Box(volumes.mask), np.empty_like(rows)
-    for k in range(0, len(rows), 32):
-        part = slice(k, k + 32)
-        clean[part] = model.remove(rows[part], c[part], pool.site[part], box)
-    return clean
+
+    def harmonize(rows: Rows, people: IntArray, site: IntArray) -> Rows:
+        clean = np.empty_like(rows)
+        for k in range(0, len(rows), 32):
+            part = slice(k, k + 32)
+            clean[part] = model.remove(rows[part], c[people[part]], site[part], box)
+        return clean
+
+    return harmonize
+
+
+def _combat(
+    pool: PooledDataset, volumes: Volumes, train: IntArray, even: Callable[[Rows], Rows]
+) -> Harmonizer:
+    from equipool.models.peers import ComBatPeer
+
+    fitted = even(volumes[train].read())
+    combat = ComBatPeer("combat").fit(fitted, site=pool.site[train], covariates=pool.C[train])
+
+    def harmonize(rows: Rows, people: IntArray, site: IntArray) -> Rows:
+        return combat.transform(even(rows), site=site, covariates=pool.C[people]).astype(np.float32)
+
+    return harmonize
+
+
+def _at_gain_one(volumes: Volumes) -> Callable[[Rows], Rows]:
+    from equipool.models.volumes import gains, mean_volume
+
+    template = mean_volume(volumes)[0]
+    return lambda rows: (rows / gains(rows, template)[:, None]).astype(np.float32)
+
+
+def _as_they_are(rows: Rows) -> Rows:
+    return rows
 
 
 def disease_maps(
@@ -210,7 +250,7 @@ def disease_maps(
         rows = np.flatnonzero(pool.site == k)
         maps[f"{site} alone"] = mapped(volumes[rows].read(), rows, f"{site} alone")
     for method in HARMONIZED:
-        values = harmonized_volumes(method, pool, volumes, everyone)
+        values = harmonizer(method, pool, volumes, everyone)(volumes.read(), everyone, pool.site)
         label = {"raw": "naive pool", "gain": "pool, gain normalised"}.get(method, method)
         maps[label] = mapped(values, everyone, label)
     harmonized = volumes.with_values(values)
@@ -250,17 +290,33 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     return Truth(clean, affected > 0, unaffected > 0, direction.astype(np.float64))
 
 
-def _best_reader(x: FloatArray, site: NDArray[np.intp], train: Any, test: Any) -> float:
-    """Return the balanced accuracy of the best of three readers of the scanner, fitted on train."""
-    from sklearn.metrics import balanced_accuracy_score
-
-    found = []
+def _fitted(x: FloatArray, site: IntArray) -> list[Any]:
+    """Return the three readers of the scanner, fitted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a reader that has not settled reads worse, no more
-        for reader in site_readers():
-            reader.fit(x[train], site[train])
-            found.append(float(balanced_accuracy_score(site[test], reader.predict(x[test]))))
-    return max(found)
+        return [reader.fit(x, site) for reader in site_readers()]
+
+
+def _read(readers: list[Any], x: FloatArray, site: IntArray) -> list[float]:
+    """Return the balanced accuracy of each of the readers."""
+    from sklearn.metrics import balanced_accuracy_score
+
+    return [float(balanced_accuracy_score(site, reader.predict(x))) for reader in readers]
+
+
+def _blocks_by_all(
+    by_all: Rows, harmonize: Harmonizer, people: IntArray, mask: NDArray[np.bool_]
+) -> tuple[FloatArray, IntArray]:
+    """Return block means of people harmonized from every scanner's scan of them, and which it was.
+
+    The same people lie before a reader as each scanner's, so neither age nor whom a scanner happened to scan
+    can tell it: where nothing is left of the scanner, the reader is right once in so many scanners.
+    """
+    blocks = [
+        block_means(harmonize(scans, people, np.full(len(people), site)), mask)
+        for site, scans in enumerate(by_all)
+    ]
+    return np.concatenate(blocks), np.repeat(np.arange(len(by_all)), len(people))
 
 
 def _reader_within(x: FloatArray, pool: PooledDataset, test: Any) -> float:
