@@ -112,6 +112,36 @@ def test_a_split_that_is_done_is_not_judged_again(folder, tmp_path, monkeypatch,
     assert asked == judged
 
 
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where a cohort of four would be simulated."""
+    monkeypatch.setenv("EQUIPOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr(brainsets, "RESOLUTION", 8.0)
+    monkeypatch.setitem(brains.COHORTS, "adcp", brains.custom_cohort([2, 2]))
+    return brainsets.place_of("adcp")
+
+
+def test_what_a_killed_simulation_left_is_made_anew(place):
+    place.mkdir(parents=True)
+    (place / "left").write_text("")
+    assert (brainsets.simulated_folder("adcp") / "participants.tsv").exists()
+    assert not (place / "left").exists()
+
+
+def test_a_cohort_that_another_run_simulated_meanwhile_is_taken_from_it(place, monkeypatch):
+    write = brains.SimulatedBrains.write
+
+    def twice(cohort, out, *, jobs):
+        yield from write(cohort, out, jobs=jobs)
+        yield from write(cohort, place)
+        (place / "other").write_text("")
+
+    monkeypatch.setattr(brains.SimulatedBrains, "write", twice)
+    assert brainsets.simulated_folder("adcp") == place
+    assert (place / "other").exists()
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
 def test_sites_that_are_apart_share_no_age():
     rng = np.random.default_rng(0)
     age, site = rng.uniform(50, 95, 300), np.arange(300) % 3

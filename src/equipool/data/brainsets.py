@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -91,12 +92,27 @@ def place_of(like: str) -> Path:
 def simulated_folder(like: str) -> Path:
     """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
     folder = place_of(like)
-    if not (folder / "participants.tsv").is_file():
+    if not _whole(folder):
         brains = _simulated(like)
         say(f"simulating {len(brains)} brains into {folder}")
-        for _ in brains.write(folder, jobs=os.cpu_count() or 1):
-            pass
+        # Aside, and then under its name: another run may be doing the same, and must not read half of it.
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            for _ in brains.write(aside, jobs=os.cpu_count() or 1):
+                pass
+            if not _whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+                aside.rename(folder)
+        except OSError:
+            if not _whole(folder):  # or the other was first after all
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _whole(folder: Path) -> bool:
+    return (folder / "participants.tsv").is_file()
 
 
 def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Mask) -> NDArray[np.float32]:
