@@ -72,9 +72,7 @@ class VolumeResult:
         columns = [c for c in self.splits.columns if c not in ("method", "split")]
         lines += ["| method | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for method in means.index:
-            cells = [
-                f"{means.loc[method, (c, 'mean')]:.4g} ({means.loc[method, (c, 'std')]:.2g})" for c in columns
-            ]
+            cells = [_cell(means.loc[method, (c, "mean")], means.loc[method, (c, "std")]) for c in columns]
             lines.append(f"| {method} | " + " | ".join(cells) + " |")
         lines += ["", f"## {self.name}: t-maps of the disease, everybody", "", _markdown(self.detected)]
         return "\n".join(lines) + "\n"
@@ -374,6 +372,11 @@ def _detected(maps: dict[str, StatMap], truth: Truth | None) -> pd.DataFrame:
                 row[f"found_at_{rate:g}"] = at.found
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _cell(mean: float, deviation: float) -> str:
+    """Return mean (standard deviation), the mean alone of a single split."""
+    return f"{mean:.4g}" if np.isnan(deviation) else f"{mean:.4g} ({deviation:.2g})"
 
 
 def _markdown(frame: pd.DataFrame) -> str:
