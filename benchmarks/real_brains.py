@@ -34,7 +34,7 @@ from threadpoolctl import threadpool_limits
 from equipool import EquivariantPooler
 from equipool.data.bids import read_bids
 from equipool.data.images import Volumes
-from equipool.evaluate.harmonizers import site_readers
+from equipool.evaluate.harmonizers import READERS, site_readers
 from equipool.evaluate.volumes import block_means
 from equipool.models.peers import ComBatPeer
 from equipool.models.volumes import Box, fit_volume_sites
@@ -121,9 +121,6 @@ METHODS = {
     "ours": ours(with_sex=False),
     "ours, sex allowed for": ours(with_sex=True),
 }
-
-
-READERS = ("logistic", "trees", "perceptron")
 
 
 # -- scores ----------------------------------------------------------------------------------------------

@@ -38,9 +38,19 @@ from equipool.parallel import fan_out
 from equipool.progress import duration, say
 from equipool.validation import Roles
 
-__all__ = ["HARMONIZERS", "Score", "make_harmonizer", "run_harmonizers", "score_fold", "site_readers"]
+__all__ = [
+    "HARMONIZERS",
+    "READERS",
+    "Score",
+    "make_harmonizer",
+    "run_harmonizers",
+    "score_fold",
+    "site_readers",
+]
 
 FloatArray = NDArray[np.float64]
+
+READERS = ("logistic", "trees", "perceptron")  # of the site, as site_readers gives them
 
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
 # Sites shift, stretch, mix and bend features; in the second kind also by the factors of people.

@@ -21,7 +21,7 @@ from equipool.data.images import Volumes
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
 from equipool.evaluate.benchmark import file_stem
-from equipool.evaluate.harmonizers import site_readers
+from equipool.evaluate.harmonizers import READERS, site_readers
 from equipool.evaluate.methods import METHODS, Settings, code_hash, make_method, settings_of
 from equipool.evaluate.statmaps import StatMap, detection, detection_at, stat_map
 from equipool.files import write_whole
@@ -36,7 +36,6 @@ Rows = NDArray[np.float32]
 Harmonizer = Callable[[Rows, IntArray, IntArray], Rows]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
-READERS = ("logistic", "trees", "perceptron")
 FALSE_RATES = (0.01, 0.001)
 SHUFFLES = 3  # of the scanners in each split, to say what the best of three reads where there is nothing
 
