@@ -86,6 +86,20 @@ def test_m_is_zero_on_average_where_sites_do_not_differ():
     )
 
 
+@pytest.mark.parametrize("block", [7, 2048])
+def test_m_of_shuffled_sites_is_zero_on_average_and_below_that_of_sites_that_differ(block, monkeypatch):
+    monkeypatch.setattr(metrics, "BLOCK", block)
+    rng = np.random.default_rng()
+    site = np.repeat([0, 1, 2], [8, 20, 30])
+    z = rng.normal(size=(len(site), 5)) + 3 * site[:, None] * [1, 0, 0, 0, -1]
+    shuffled = metrics.shuffled_mmd(z, site, draws=200)
+    assert abs(shuffled.mean()) < 4 * shuffled.std() / np.sqrt(200)
+    assert shuffled.max() < mmd_measure(z, site)
+    np.testing.assert_array_equal(shuffled[:20], metrics.shuffled_mmd(z, site, draws=20))
+    again = [mmd_measure(z, rng.permutation(site)) for _ in range(200)]
+    assert 0.7 < shuffled.std() / np.std(again) < 1.4
+
+
 def test_delta_eq_rises_with_the_order_in_tau():
     age = np.linspace(20, 80, 200)
     angle = (age - 50) / 30 * np.pi / 2

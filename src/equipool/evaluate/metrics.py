@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from equipool.exceptions import InputError
+from equipool.models.seeding import seed_for
 
-__all__ = ["delta_eq", "mmd_measure", "normalise_rows"]
+__all__ = ["delta_eq", "mmd_measure", "normalise_rows", "shuffled_mmd"]
 
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
 MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
@@ -88,17 +89,45 @@ def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> floa
     they have, and may come out slightly negative; the V-statistic (``unbiased=False``) adds about
     1/people of the smallest site, more for codes that spread.
     """
+    rows, member, count = _compared(z, site)
+    return _mean_of_pairs(_sums_by_site(rows, member[None], count)[0], member, count, unbiased)
+
+
+def shuffled_mmd(z: ArrayLike, site: ArrayLike, *, draws: int = 50, seed: int = 0) -> NDArray[np.float64]:
+    """Return M, unbiased, of the same codes where the sites were shuffled: what it is by chance, (draws,)."""
+    rows, member, count = _compared(z, site)
+    rng = np.random.default_rng(seed_for(seed, "shuffled"))
+    members = torch.stack([member[torch.from_numpy(rng.permutation(len(member)))] for _ in range(draws)])
+    grams = _sums_by_site(rows, members, count)
+    return np.array([_mean_of_pairs(gram, member, count, unbiased=True) for gram in grams])
+
+
+def _compared(z: ArrayLike, site: ArrayLike) -> tuple[Tensor, Tensor, int]:
+    """Return the normalised rows whose pairs are compared, the numbers of their sites, and how many sites."""
     names, codes = np.unique(np.asarray(site).astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError(f"M compares sites; give at least 2. Got {len(names)}.")
     some = _sample(codes)
-    rows, member = torch.from_numpy(normalise_rows(np.asarray(z)[some])), torch.from_numpy(codes[some])
-    count = len(names)
-    sizes = torch.bincount(member, minlength=count).to(torch.float64)
-    gram = torch.zeros(count, count, dtype=torch.float64)
+    return torch.from_numpy(normalise_rows(np.asarray(z)[some])), torch.from_numpy(codes[some]), len(names)
+
+
+def _sums_by_site(rows: Tensor, members: Tensor, count: int) -> Tensor:
+    """Return the kernel summed over pairs of people by their sites, (draws, sites, sites).
+
+    Each row of ``members`` is one way to say of which sites people are.
+    """
+    belongs = torch.nn.functional.one_hot(members.mT, count).to(rows.dtype)  # (rows, draws, sites)
+    grams = rows.new_zeros(len(members), count, count)
     for a, b, times in _blocks(len(rows)):
-        by_site = _sums(_sums(_kernel(rows[a], rows[b]), member[a], count).mT, member[b], count).mT
-        gram += by_site if times == 1 else by_site + by_site.mT
+        half = (_kernel(rows[a], rows[b]) @ belongs[b].flatten(1)).unflatten(1, belongs.shape[1:])
+        by_site = torch.einsum("rds,rdt->dst", belongs[a], half)
+        grams += by_site if times == 1 else by_site + by_site.mT
+    return grams
+
+
+def _mean_of_pairs(gram: Tensor, member: Tensor, count: int, unbiased: bool) -> float:
+    """Return equation (7) averaged over pairs of sites, from sums of the kernel."""
+    sizes = torch.bincount(member, minlength=count).to(torch.float64)
     within = gram.diagonal() / sizes**2
     if unbiased:
         # k(z, z) = 1 for each person; a site of one person has nobody to compare it with.
@@ -110,11 +139,6 @@ def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> floa
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
     return torch.exp(-6 / a.shape[1] * torch.cdist(a, b).square())
-
-
-def _sums(values: Tensor, site: Tensor, count: int) -> Tensor:
-    """Add rows up by site."""
-    return values.new_zeros(count, values.shape[1]).index_add_(0, site, values)
 
 
 def _blocks(rows: int) -> list[tuple[slice, slice, int]]:
