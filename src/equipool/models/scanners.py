@@ -205,11 +205,26 @@ class ScannersAndPeople:
         chance = 1.0 / (1.0 + count[:, None] * beyond)
         return shift - (self._unexplained(shift) * chance).astype(np.float32) @ self.people.patterns
 
+    def coefficients(self, shift: FloatArray, ridge: FloatArray) -> FloatArray:
+        """Return how much of each of the scanners' patterns explains sites' distances, (sites, patterns).
+
+        ``ridge`` is added to what is known of each pattern.
+        """
+        right = self._right(shift, products(shift, self.people.patterns))
+        return right @ np.linalg.inv(self._known + np.diag(ridge))
+
+    def explained(self, coefficients: FloatArray) -> float:
+        """Return the squared size of what a scanner's patterns make, a unit being a difference of people."""
+        return float(coefficients @ self._known @ coefficients)
+
+    def _right(self, shift: FloatArray, seen: FloatArray) -> FloatArray:
+        """Return distances along scanners' patterns, counted where people are alike."""
+        return products(shift, self.scanner) / self.people.rest + (seen * self._extra) @ self._along.T
+
     def _unexplained(self, shift: FloatArray) -> FloatArray:
         """Return what of distances lies along people's patterns and not along scanners', (sites, K)."""
         seen = products(shift, self.people.patterns)
-        right = products(shift, self.scanner) / self.people.rest + (seen * self._extra) @ self._along.T
-        return seen - right @ self._inverse @ self._along
+        return seen - self._right(shift, seen) @ self._inverse @ self._along
 
     @cached_property
     def _along(self) -> FloatArray:
@@ -221,10 +236,14 @@ class ScannersAndPeople:
         return 1.0 / self.people.variances - 1.0 / self.people.rest
 
     @cached_property
-    def _inverse(self) -> FloatArray:
+    def _known(self) -> FloatArray:
+        """What is known of the patterns' coefficients from one person's brain."""
         gram = products(self.scanner, self.scanner) / self.people.rest
-        gram += (self._along * self._extra) @ self._along.T
-        inverse: FloatArray = np.linalg.pinv(gram, rcond=1e-8, hermitian=True).astype(np.float64)
+        return gram + (self._along * self._extra) @ self._along.T
+
+    @cached_property
+    def _inverse(self) -> FloatArray:
+        inverse: FloatArray = np.linalg.pinv(self._known, rcond=1e-8, hermitian=True).astype(np.float64)
         return inverse
 
 

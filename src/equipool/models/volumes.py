@@ -1,13 +1,14 @@
 """What sites do to volumes, in closed form: gain, shift, noise and spread, voxel by voxel.
 
-A scan is gain · (trend(covariates) + the site's shift + what is the person's own, stretched by the site) plus
-the site's noise. The gain is each scan's own; trend and shift come from one regression, the shift without the
-chance of whom a site scanned (:mod:`equipool.models.scanners`); the noise is
-estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter, so that a
-noisy scanner's detail ends as the quiet one's; the spread is what then remains different between sites, voxel
-by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off with the skull:
-it is no measurement and stays 0, for a shifted 0 would tell the site. Everything is a sum over people:
-volumes are read in blocks, a few times.
+A scan is gain · (trend(covariates) + the site's shift + what is the person's own, stretched by the site), its
+intensities bent and blurred by the scanner, plus the site's noise. The gain is each scan's own. What the
+scanner does to intensities is undone scan by scan (:mod:`equipool.models.intensities`). Trend and shift come
+from one regression, the shift without the chance of whom a site scanned (:mod:`equipool.models.scanners`).
+The noise is estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter,
+so that a noisy scanner's detail ends as the quiet one's. The spread is what then remains different between
+sites, voxel by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off
+with the skull: it is no measurement and stays 0, for a shifted 0 would tell the site. Everything is a sum
+over people: volumes are read in blocks, a few times.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from equipool.data.images import Volumes
 from equipool.exceptions import InputError
 from equipool.models.covariances import evened
+from equipool.models.intensities import ENDS, Intensities, fit_intensities
 from equipool.models.scanners import (
     TERMS,
     PeoplePatterns,
@@ -122,6 +124,9 @@ class VolumeSites:
         (sites, voxels): ratio of a site's spread to the pooled one.
     directions, mixing
         (D, voxels) in which brains vary most, and (sites, D, D): what to multiply the scores along them by.
+    ends, curves, fields
+        What scanners do to intensities, see :class:`~equipool.models.intensities.Intensities`; all of the
+        above but the template are of scans without it.
     axes, places, precision
         For reading the site from a scan: (sites, voxels) directions, (sites, sites) where each site's people
         lie along them on average, and the inverse of their covariance within sites.
@@ -138,6 +143,9 @@ class VolumeSites:
     spread: FloatArray
     directions: FloatArray
     mixing: FloatArray
+    ends: FloatArray
+    curves: FloatArray
+    fields: FloatArray
     axes: FloatArray
     places: FloatArray
     precision: FloatArray
@@ -146,7 +154,8 @@ class VolumeSites:
         """Return volumes without their site, the covariates' trend kept, in units of the pool."""
         trend = self.expected(c)
         absent = np.asarray(rows) == 0
-        own = self.normalised(rows) - trend - self.shift[site]
+        normal = self.normalised(rows)
+        own = self._straightened(normal, np.eye(len(self.shift))[site], box) - trend - self.shift[site]
         own[absent] = 0.0
         own = self._quiet(own, site, box) / self.spread[site]
         scores = own @ self.directions.T
@@ -177,22 +186,30 @@ class VolumeSites:
         share: FloatArray = weight / weight.sum(axis=1, keepdims=True)
         return share
 
-    def without_site(self, rows: NDArray[np.floating]) -> FloatArray:
+    def without_site(self, rows: NDArray[np.floating], box: Box) -> FloatArray:
         """Return what is left of volumes beside the pool's mean when the site that they show is taken out.
 
         Needs neither site nor covariates, so a network may stand behind it: the site is read from the scan.
         """
         normal = self.normalised(rows)
         share = self.posterior(normal)
-        own: FloatArray = (normal - self.centre - share @ self.shift) / (share @ self.spread)
+        straight = self._straightened(normal, share, box)
+        own: FloatArray = (straight - self.centre - share @ self.shift) / (share @ self.spread)
         own[np.asarray(rows) == 0] = 0.0
         return own
 
-    def with_site(self, own: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+    def with_site(self, own: FloatArray, rows: NDArray[np.floating], box: Box) -> FloatArray:
         """Return what the scanner that scans show would have made of people: undoes :meth:`without_site`."""
-        share = self.posterior(self.normalised(rows))
-        normal: FloatArray = self.centre + share @ self.shift + own * (share @ self.spread)
-        return normal * self.gains(rows)[:, None]
+        normal = self.normalised(rows)
+        share = self.posterior(normal)
+        added = normal - self._straightened(normal, share, box)
+        straight = self.centre + share @ self.shift + own * (share @ self.spread)
+        made: FloatArray = (straight + added) * self.gains(rows)[:, None]
+        return made
+
+    def _straightened(self, normal: FloatArray, share: FloatArray, box: Box) -> FloatArray:
+        known = Intensities(self.ends, self.curves, self.fields)
+        return straightened(normal, known, share, box, self.template)
 
     def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
         smooth = box.smooth(own)
@@ -216,8 +233,21 @@ def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
     return np.where(np.asarray(rows) == 0, template, values)
 
 
+def straightened(
+    normal: FloatArray, known: Intensities, share: FloatArray, box: Box, template: FloatArray
+) -> FloatArray:
+    """Return scans at gain 1 without what scanners do to intensities, where each has a share in sites.
+
+    The gain is told anew, for that of a bent scan depends on who is scanned.
+    """
+    if known.nothing:
+        return normal
+    straight = known.straightened(normal, share, box)
+    return straight / gains(straight, template)[:, None]
+
+
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in nine passes over the volumes; several processes share each pass out.
+    """Fit in twelve passes over the volumes; several processes share each pass out.
 
     Parameters
     ----------
@@ -241,7 +271,17 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
-    scans = _Scans(volumes, template, design, np.diag(ridge))
+    raw = _Scans(volumes, template, design, np.diag(ridge))
+    raw.regress()
+    intensities = raw.leave_people_to_themselves(people, box)
+    seen = raw.shift(people)
+    scans = _Scans(
+        volumes,
+        template,
+        design,
+        np.diag(ridge),
+        lambda normal, part: straightened(normal, intensities, dummies[part], box, template),
+    )
     scans.regress()
     scans.leave_people_to_themselves(people, box)
     solution = scans.solution
@@ -265,7 +305,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     )
     centre = (people / people.sum()) @ solution[:count]
     shift = solution[:count] - centre
-    axes, places, precision = _discriminant(scans.at_gain_one, centre, shift, pooled, dummies)
+    axes, places, precision = _discriminant(raw.at_gain_one, centre, seen, pooled, dummies)
     return VolumeSites(
         template=template,
         unit=np.asarray(unit),
@@ -278,6 +318,9 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         spread=spread,
         directions=directions,
         mixing=mixing,
+        ends=intensities.ends,
+        curves=intensities.curves,
+        fields=intensities.fields,
         axes=axes,
         places=places,
         precision=precision,
@@ -290,17 +333,28 @@ class _Scans:
     Columns of the design are the sites first, then covariates and what else explains volumes.
     """
 
-    def __init__(self, volumes: Volumes, template: FloatArray, design: FloatArray, ridge: FloatArray) -> None:
+    def __init__(
+        self,
+        volumes: Volumes,
+        template: FloatArray,
+        design: FloatArray,
+        ridge: FloatArray,
+        straighten: Callable[[FloatArray, slice], FloatArray] | None = None,
+    ) -> None:
         self.volumes, self.template, self.design = volumes, template, design
+        self.straighten = straighten
         self.normal_matrix = design.T @ design + ridge
         self.moments: FloatArray = np.zeros((design.shape[1], volumes.shape[1]))
         self.solution: FloatArray = np.zeros_like(self.moments)
+        self.ends: FloatArray = np.zeros(2)
         self.fitted = False
 
     def at_gain_one(self) -> Iterator[tuple[slice, FloatArray]]:
         for start, rows in _blocks(self.volumes):
             part = slice(start, start + len(rows))
             normal = normalised(rows, self.template)
+            if self.straighten is not None:
+                normal = self.straighten(normal, part)
             # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
             yield part, np.where(rows == 0, self.expected(part), normal) if self.fitted else normal
 
@@ -314,28 +368,34 @@ class _Scans:
 
     def regress(self) -> None:
         for _ in range(2):
-            moments = np.zeros_like(self.moments)
+            moments, ends = np.zeros_like(self.moments), np.zeros(2)
             for part, rows in self.at_gain_one():
                 moments += self.design[part].T @ rows
-            self.moments = distributed.summed(moments)
+                ends += np.quantile(rows, ENDS, axis=1).sum(axis=1)
+            self.moments, self.ends = distributed.summed(moments), distributed.summed(ends) / len(self.design)
             self.solution = np.linalg.inv(self.normal_matrix) @ self.moments
             self.fitted = True
 
-    def leave_people_to_themselves(self, people: FloatArray, box: Box) -> None:
+    def shift(self, people: FloatArray) -> FloatArray:
+        """Return sites' distances from the pool, (sites, voxels)."""
+        means = self.solution[: len(people)]
+        away: FloatArray = means - (people / people.sum()) @ means
+        return away
+
+    def leave_people_to_themselves(self, people: FloatArray, box: Box) -> Intensities:
         """Let sites differ by what their scanners do, and not by whom they happened to scan.
 
         Trend and shifts explain each other where sites' ages differ, so they are fitted in turns: the sites'
         means beside the trend, of these the scanners' part, and beside that the pool's level and the trend.
+        Returns what explains the scanners' part if it is done to every scan's intensities.
         """
-        apart = self._scanners_and_people(box)
+        apart, means_of_terms = self._scanners_and_people(box)
         count, share = len(people), people / people.sum()
         pool = np.eye(len(self.solution))[count - 1 :]
         pool[0, :count] = 1.0  # one level for all sites instead of one for each
         normal, moments, solution = self.normal_matrix, self.moments, self.solution
         # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
-        beyond = apart.beyond_chance(
-            solution[:count] - share @ solution[:count], people, self._chance(people)
-        )
+        beyond = apart.beyond_chance(self.shift(people), people, self._chance(people))
         for _ in range(TURNS):
             means = (moments[:count] - normal[:count, count:] @ solution[count:]) / people[:, None]
             shift = apart.scanners_part(means - share @ means, people, beyond)
@@ -344,6 +404,11 @@ class _Scans:
             level_and_trend = np.linalg.inv(pool @ normal @ pool.T) @ given
             solution = np.vstack([level_and_trend[0] + shift, level_and_trend[1:]])
         self.solution = solution
+        error = (1 / people - 1 / people.sum()) * self._chance(people)
+        shift = self.shift(people)
+        return fit_intensities(
+            means_of_terms, self.ends, people, shift, error, apart.people, box.inside, box.mask
+        )
 
     def _chance(self, people: FloatArray) -> float:
         """Return how much larger sites' distances are by chance than those of plain means.
@@ -355,7 +420,7 @@ class _Scans:
         away = np.eye(count) - people / people.sum()
         return float(people @ np.diag(away @ rough @ away.T)) / max(count - 1, 1)
 
-    def _scanners_and_people(self, box: Box) -> ScannersAndPeople:
+    def _scanners_and_people(self, box: Box) -> tuple[ScannersAndPeople, FloatArray]:
         terms = np.zeros((TERMS, self.volumes.shape[1]))
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
@@ -367,7 +432,7 @@ class _Scans:
         rows = _rows_of_some(residuals(), n, self.volumes.shape[1])
         patterns = PeoplePatterns.of(rows, n / max(n - used, 1))
         means = distributed.summed(terms) / n
-        return ScannersAndPeople(scanner_patterns(means, box.inside, box.mask), patterns)
+        return ScannersAndPeople(scanner_patterns(means, box.inside, box.mask), patterns), means
 
 
 def _discriminant(
