@@ -32,7 +32,7 @@ ENDS = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve stay
 CURVE = 5  # coefficients beside the slow gain
 USUAL = 0.5  # size of a coefficient that is no surprise at gain 1
 BRAIN = 0.05  # most that chance may be of the contrast in the mean brain, for a curve to be told
-STEPS, FLATTEST = 6, 0.3  # of turning a curve round by Newton's method, and the least slope for it
+STEPS, FLATTEST = 4, 0.3  # of turning a curve round by Newton's method, and the least slope for it
 
 
 class Smoothing(Protocol):
@@ -73,18 +73,25 @@ class Intensities:
 
     def straightened(self, normal: FloatArray, share: FloatArray, box: Smoothing) -> FloatArray:
         """Return scans at gain 1 as the pool would show them; each has a share in sites, (rows, sites)."""
-        constant, square, cube, blur, dark = (share @ self.curves).T[..., None]
-        gain = share @ self.fields
-        smooth = box.smooth(normal)
-        goal = normal - constant - blur * (smooth - normal) - dark * (smooth * box.inside - normal)
-        straight = normal.copy()
-        low, high = self.ends
-        for _ in range(STEPS):
-            inner = np.clip(straight, low, high)
-            too_much = straight + inner * (gain + inner * (square + inner * cube)) - goal
-            slope = 1 + np.where(inner == straight, gain + inner * (2 * square + 3 * inner * cube), 0.0)
-            straight -= too_much / np.maximum(slope, FLATTEST)
+        curves, smooth = share @ self.curves, box.smooth(normal)
+        straight = np.empty_like(normal)
+        for k, (row, blurred) in enumerate(zip(normal, smooth, strict=True)):  # one scan stays in the cache
+            constant, square, cube, blur, dark = curves[k]
+            goal = row - constant - blur * (blurred - row) - dark * (blurred * box.inside - row)
+            straight[k] = self._turned_round(goal, share[k] @ self.fields, square, cube)
         return straight
+
+    def _turned_round(self, goal: FloatArray, gain: FloatArray, square: float, cube: float) -> FloatArray:
+        """Return C where C + gain·K + square·K² + cube·K³ is the goal, by Newton's method."""
+        low, high = self.ends
+        found = goal.copy()
+        for _ in range(STEPS):
+            inner = np.clip(found, low, high)
+            bent = gain + inner * (square + inner * cube)
+            slope = 1 + bent + inner * (square + 2 * cube * inner)
+            slope[inner != found] = 1.0  # level beyond the ends
+            found -= (found + inner * bent - goal) / np.maximum(slope, FLATTEST)
+        return found
 
 
 def fit_intensities(

@@ -66,7 +66,7 @@ class Box:
 
         result, inside = np.empty(rows.shape), self.inside
         for k, row in enumerate(rows):
-            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self.mask] / inside
+            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self._near] / inside
         return result
 
     @cached_property
@@ -74,7 +74,7 @@ class Box:
         """How much of the kernel that smooths lies within the brain, (voxels,)."""
         from scipy.ndimage import gaussian_filter
 
-        share: FloatArray = gaussian_filter(self.mask.astype(np.float64), SMOOTH)[self.mask]
+        share: FloatArray = gaussian_filter(self._near.astype(np.float64), SMOOTH)[self._near]
         return np.maximum(share, 1e-6)
 
     def finest(self, rows: NDArray[np.floating]) -> FloatArray:
@@ -91,12 +91,19 @@ class Box:
         return float(((point - gaussian_filter(point, SMOOTH)) ** 2).sum())
 
     def _filled(self, row: NDArray[np.floating]) -> FloatArray:
-        box = np.zeros(self.mask.shape)
-        box[self.mask] = row
+        box = np.zeros(self._near.shape)
+        box[self._near] = row
         return box
 
+    @cached_property
+    def _near(self) -> Mask:
+        """The mask without the air that no kernel reaches."""
+        margin = int(4 * SMOOTH + 0.5)
+        near = [slice(max(at.min() - margin, 0), at.max() + 1 + margin) for at in np.nonzero(self.mask)]
+        return self.mask[tuple(near)]
+
     def _all_inside(self) -> Mask:
-        inside = self.mask
+        inside = self._near
         for axis in range(3):
             first = np.take(inside, range(inside.shape[axis] - 1), axis)
             inside = first & np.take(inside, range(1, inside.shape[axis]), axis)
