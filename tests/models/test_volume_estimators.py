@@ -17,6 +17,7 @@ from equipool.models import (
     SubsamplingPooler,
 )
 from equipool.models.rows import even
+from forging import forged
 
 ALL = [EquivariantPooler, NaivePooler, MMDPooler, CAIPooler, SubsamplingPooler, RandMatchPooler]
 
@@ -173,6 +174,14 @@ def test_tables_and_volumes_are_not_confused(pooler, volumes, people):
 
 def network():
     return nn.Sequential(nn.AvgPool3d(5), nn.Flatten(), nn.Linear(4 * 5 * 4, 8))
+
+
+def test_models_that_bent_no_intensities_are_to_be_fitted_again(pooler, tmp_path):
+    folder = pooler.save(tmp_path / "model")
+    for name in ("ends", "curves", "fields"):
+        forged(folder, f"sites.{name}", None)
+    with pytest.raises(InputError, match="earlier version"):
+        ep.load(folder)
 
 
 def test_an_estimator_with_modules_of_the_user_is_saved_without_their_code(volumes, people, tmp_path):

@@ -273,6 +273,12 @@ def _harmonizer_state(estimator: SiteHarmonizer) -> tuple[dict[str, Any], dict[s
     return facts, numbers
 
 
+def _rebuild_sites(arrays: dict[str, NDArray[Any]]) -> VolumeSites:
+    if "curves" not in arrays:
+        raise _OutdatedError("was saved by an earlier version that did not straighten intensities")
+    return VolumeSites(**arrays)
+
+
 def _rebuild_bend(arrays: dict[str, NDArray[Any]], n_sites: int, p: int) -> Bend:
     """Return what sites bend; models saved before they had curves have none, or a quadratic."""
     if "amount" in arrays and arrays["amount"].any():
@@ -416,7 +422,7 @@ def _rebuild(facts: dict[str, Any], numbers: dict[str, torch.Tensor]) -> Any:
         setattr(estimator, name, numbers[name].numpy() if name in numbers else None)
     sites = {k[6:]: v.numpy() for k, v in numbers.items() if k.startswith("sites.")}
     if sites:
-        estimator.volume_sites_ = VolumeSites(**sites)
+        estimator.volume_sites_ = _rebuild_sites(sites)
     affine = {k[7:]: v for k, v in numbers.items() if k.startswith("affine.")}
     if affine:
         estimator.affine_ = AffineSites(**affine)
