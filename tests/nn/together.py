@@ -12,7 +12,7 @@ from equipool import models
 from equipool.data.images import Volumes
 from equipool.groups import CovariateAction
 from equipool.models.rows import voxel_scales
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.volumes import fit_volume_sites
 from equipool.nn import (
     correlation_loss,
     distributed,
@@ -100,9 +100,7 @@ def closed_form(rank):
     Volumes.read = lambda self, rows=slice(None): seen.append(len(found := read(self, rows))) or found
     sites = fit_volume_sites(volumes, age[:, None], site, np.empty((people, 0)))
     found = {f"closed form: {name}": np.asarray(value) for name, value in vars(sites).items()}
-    found["closed form: voxels"] = np.stack(
-        voxel_scales(volumes, lambda rows: sites.without_site(rows, Box(mask)))
-    )
+    found["closed form: voxels"] = np.stack(voxel_scales(volumes, sites.without_site))
     Volumes.read = read
     return found | {f"scans read by {rank}": np.array(sum(seen))}
 

@@ -388,16 +388,12 @@ class EquivariantPooler(PoolingEstimator):
     def _evened(self, rows: NDArray[np.floating]) -> FloatArray:
         if not self.site_free_input:
             return super()._evened(rows)
-        return self.volume_sites_.without_site(rows, self._box())
+        return self.volume_sites_.without_site(rows)
 
     def _unevened(self, values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
         if not self.site_free_input:
             return super()._unevened(values, rows)
-        return self.volume_sites_.with_site(values, rows, self._box())
-
-    def _box(self) -> Box:
-        assert self.mask_ is not None
-        return Box(self.mask_)
+        return self.volume_sites_.with_site(values, rows)
 
     def _own(self, c: Tensor, latent: Tensor) -> Tensor:
         """Return the covariates, or without any the reading, as the value that a latent stands at."""

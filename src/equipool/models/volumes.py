@@ -134,6 +134,8 @@ class VolumeSites:
     ends, curves, fields
         What scanners do to intensities, see :class:`~equipool.models.intensities.Intensities`; all of the
         above but the template are of scans without it.
+    seen_centre, seen_shift, seen_spread
+        Centre, shift and spread of scans as they are, for networks.
     axes, places, precision
         For reading the site from a scan: (sites, voxels) directions, (sites, sites) where each site's people
         lie along them on average, and the inverse of their covariance within sites.
@@ -153,6 +155,9 @@ class VolumeSites:
     ends: FloatArray
     curves: FloatArray
     fields: FloatArray
+    seen_centre: FloatArray
+    seen_shift: FloatArray
+    seen_spread: FloatArray
     axes: FloatArray
     places: FloatArray
     precision: FloatArray
@@ -161,8 +166,10 @@ class VolumeSites:
         """Return volumes without their site, the covariates' trend kept, in units of the pool."""
         trend = self.expected(c)
         absent = np.asarray(rows) == 0
-        normal = self.normalised(rows)
-        own = self._straightened(normal, np.eye(len(self.shift))[site], box) - trend - self.shift[site]
+        known = Intensities(self.ends, self.curves, self.fields)
+        share = np.eye(len(self.shift))[site]
+        own = straightened(self.normalised(rows), known, share, box, self.template)
+        own -= trend + self.shift[site]
         own[absent] = 0.0
         own = self._quiet(own, site, box) / self.spread[site]
         scores = own @ self.directions.T
@@ -186,37 +193,30 @@ class VolumeSites:
 
         A linear discriminant along the sites' shifts: scans of one scanner lie close together there.
         """
-        away = (normal - self.centre) @ self.axes.T
+        away = (normal - self.seen_centre) @ self.axes.T
         apart = away[:, None] - self.places
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
         weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
         share: FloatArray = weight / weight.sum(axis=1, keepdims=True)
         return share
 
-    def without_site(self, rows: NDArray[np.floating], box: Box) -> FloatArray:
+    def without_site(self, rows: NDArray[np.floating]) -> FloatArray:
         """Return what is left of volumes beside the pool's mean when the site that they show is taken out.
 
         Needs neither site nor covariates, so a network may stand behind it: the site is read from the scan.
+        Intensities stay as they are bent: straightened ones are no better for networks (docs/experiments.md).
         """
         normal = self.normalised(rows)
         share = self.posterior(normal)
-        straight = self._straightened(normal, share, box)
-        own: FloatArray = (straight - self.centre - share @ self.shift) / (share @ self.spread)
+        own: FloatArray = (normal - self.seen_centre - share @ self.seen_shift) / (share @ self.seen_spread)
         own[np.asarray(rows) == 0] = 0.0
         return own
 
-    def with_site(self, own: FloatArray, rows: NDArray[np.floating], box: Box) -> FloatArray:
+    def with_site(self, own: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
         """Return what the scanner that scans show would have made of people: undoes :meth:`without_site`."""
-        normal = self.normalised(rows)
-        share = self.posterior(normal)
-        added = normal - self._straightened(normal, share, box)
-        straight = self.centre + share @ self.shift + own * (share @ self.spread)
-        made: FloatArray = (straight + added) * self.gains(rows)[:, None]
-        return made
-
-    def _straightened(self, normal: FloatArray, share: FloatArray, box: Box) -> FloatArray:
-        known = Intensities(self.ends, self.curves, self.fields)
-        return straightened(normal, known, share, box, self.template)
+        share = self.posterior(self.normalised(rows))
+        normal: FloatArray = self.seen_centre + share @ self.seen_shift + own * (share @ self.seen_spread)
+        return normal * self.gains(rows)[:, None]
 
     def _quiet(self, own: FloatArray, site: IntArray, box: Box) -> FloatArray:
         smooth = box.smooth(own)
@@ -254,7 +254,7 @@ def straightened(
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in twelve passes over the volumes; several processes share each pass out.
+    """Fit in fifteen passes over the volumes; several processes share each pass out.
 
     Parameters
     ----------
@@ -278,10 +278,10 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
-    raw = _Scans(volumes, template, design, np.diag(ridge))
-    raw.regress()
-    intensities = raw.leave_people_to_themselves(people, box)
-    seen = raw.shift(people)
+    seen = _Scans(volumes, template, design, np.diag(ridge))
+    seen.regress()
+    intensities = seen.leave_people_to_themselves(people, box)
+    seen_spread, variance = _Quiet(seen, dummies, box).spread()
     scans = _Scans(
         volumes,
         template,
@@ -291,43 +291,34 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     )
     scans.regress()
     scans.leave_people_to_themselves(people, box)
-    solution = scans.solution
-    noise, kept = _kept_detail(scans.residuals, dummies, box)
-
-    def quiet() -> Iterator[tuple[slice, FloatArray]]:
-        for part, rows in scans.residuals():
-            smooth = box.smooth(rows)
-            yield part, smooth + kept[site[part]] * (rows - smooth)
-
-    squares = np.zeros((count, volumes.shape[1]))
-    for part, rows in quiet():
-        squares += dummies[part].T @ rows**2
-    squares = distributed.summed(squares)
-    pooled = squares.sum(axis=0) / len(c)
-    own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
-    still = pooled <= 1e-12
-    spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
+    quiet = _Quiet(scans, dummies, box)
+    spread, _ = quiet.spread()
     directions, mixing = _matched(
-        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet()), dummies, volumes.shape[1]
+        lambda: ((part, rows / spread[site[part]]) for part, rows in quiet.residuals()),
+        dummies,
+        volumes.shape[1],
     )
-    centre = (people / people.sum()) @ solution[:count]
-    shift = solution[:count] - centre
-    axes, places, precision = _discriminant(raw.at_gain_one, centre, seen, pooled, dummies)
+    axes, places, precision = _discriminant(
+        seen.at_gain_one, seen.centre(people), seen.shift(people), variance, dummies
+    )
     return VolumeSites(
         template=template,
         unit=np.asarray(unit),
-        coefficients=solution[count : count + powers.shape[1]],
+        coefficients=scans.solution[count : count + powers.shape[1]],
         square_means=square_means,
-        centre=centre,
-        shift=shift,
-        noise=noise,
-        kept=kept,
+        centre=scans.centre(people),
+        shift=scans.shift(people),
+        noise=quiet.noise,
+        kept=quiet.kept,
         spread=spread,
         directions=directions,
         mixing=mixing,
         ends=intensities.ends,
         curves=intensities.curves,
         fields=intensities.fields,
+        seen_centre=seen.centre(people),
+        seen_shift=seen.shift(people),
+        seen_spread=seen_spread,
         axes=axes,
         places=places,
         precision=precision,
@@ -383,11 +374,14 @@ class _Scans:
             self.solution = np.linalg.inv(self.normal_matrix) @ self.moments
             self.fitted = True
 
+    def centre(self, people: FloatArray) -> FloatArray:
+        """Return the pool's value at covariates 0, (voxels,)."""
+        level: FloatArray = (people / people.sum()) @ self.solution[: len(people)]
+        return level
+
     def shift(self, people: FloatArray) -> FloatArray:
         """Return sites' distances from the pool, (sites, voxels)."""
-        means = self.solution[: len(people)]
-        away: FloatArray = means - (people / people.sum()) @ means
-        return away
+        return self.solution[: len(people)] - self.centre(people)
 
     def leave_people_to_themselves(self, people: FloatArray, box: Box) -> Intensities:
         """Let sites differ by what their scanners do, and not by whom they happened to scan.
@@ -440,6 +434,31 @@ class _Scans:
         patterns = PeoplePatterns.of(rows, n / max(n - used, 1))
         means = distributed.summed(terms) / n
         return ScannersAndPeople(scanner_patterns(means, box.inside, box.mask), patterns), means
+
+
+class _Quiet:
+    """What is people's own in scans, without the noise of their sites."""
+
+    def __init__(self, scans: _Scans, dummies: FloatArray, box: Box) -> None:
+        self.scans, self.dummies, self.box = scans, dummies, box
+        self.noise, self.kept = _kept_detail(scans.residuals, dummies, box)
+
+    def residuals(self) -> Iterator[tuple[slice, FloatArray]]:
+        for part, rows in self.scans.residuals():
+            smooth = self.box.smooth(rows)
+            kept = self.kept[self.dummies[part].argmax(axis=1)]
+            yield part, smooth + kept * (rows - smooth)
+
+    def spread(self) -> tuple[FloatArray, FloatArray]:
+        """Return each site's spread beside the pooled one, (sites, voxels), and the pooled variance."""
+        squares = np.zeros_like(self.kept)
+        for part, rows in self.residuals():
+            squares += self.dummies[part].T @ rows**2
+        squares, people = distributed.summed(squares), self.dummies.sum(axis=0)
+        pooled = squares.sum(axis=0) / people.sum()
+        own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
+        still = pooled <= 1e-12
+        return np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled))), pooled
 
 
 def _discriminant(
