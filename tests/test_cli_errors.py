@@ -156,7 +156,7 @@ UNREACHED = {
         data/pooled.py::_known data/pooled.py::_strata data/pooled.py::covariate data/pooled.py::features
         data/pooled.py::folds data/pooled.py::from_arrays data/pooled.py::split
         data/preprocess.py::__post_init__ data/preprocess_folder.py::find_heads
-        evaluate/harmonizers.py::read_pool evaluate/metrics.py::delta_eq evaluate/metrics.py::mmd_measure
+        evaluate/harmonizers.py::read_pool evaluate/metrics.py::delta_eq evaluate/metrics.py::_compared
         evaluate/statmaps.py::_basis evaluate/statmaps.py::_check_length evaluate/statmaps.py::_covariates
         evaluate/statmaps.py::_detection evaluate/statmaps.py::_flags evaluate/statmaps.py::_tiles
         evaluate/statmaps.py::_target evaluate/statmaps.py::detection_at evaluate/statmaps.py::in_volume
