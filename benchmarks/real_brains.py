@@ -37,7 +37,8 @@ from equipool.data.images import Volumes
 from equipool.evaluate.harmonizers import READERS, site_readers
 from equipool.evaluate.volumes import block_means
 from equipool.models.peers import ComBatPeer
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.scans import Box
+from equipool.models.volumes import fit_volume_sites
 
 
 @dataclass(frozen=True)

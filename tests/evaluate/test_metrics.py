@@ -92,10 +92,13 @@ def test_m_of_shuffled_sites_is_zero_on_average_and_below_that_of_sites_that_dif
     rng = np.random.default_rng()
     site = np.repeat([0, 1, 2], [8, 20, 30])
     z = rng.normal(size=(len(site), 5)) + 3 * site[:, None] * [1, 0, 0, 0, -1]
-    shuffled = metrics.shuffled_mmd(z, site, draws=200)
+    found = metrics.discrepancy(z, site, draws=200)
+    shuffled = found.shuffled
     assert abs(shuffled.mean()) < 4 * shuffled.std() / np.sqrt(200)
-    assert shuffled.max() < mmd_measure(z, site)
-    np.testing.assert_array_equal(shuffled[:20], metrics.shuffled_mmd(z, site, draws=20))
+    assert found.unbiased == pytest.approx(mmd_measure(z, site))
+    assert found.biased == pytest.approx(mmd_measure(z, site, unbiased=False))
+    assert shuffled.max() < found.unbiased
+    np.testing.assert_array_equal(shuffled[:20], metrics.discrepancy(z, site, draws=20).shuffled)
     again = [mmd_measure(z, rng.permutation(site)) for _ in range(200)]
     assert 0.7 < shuffled.std() / np.std(again) < 1.4
 

@@ -6,10 +6,10 @@ from scipy.ndimage import gaussian_filter
 
 from equipool.data.images import Volumes
 from equipool.models import intensities
-from equipool.models import volumes as closed_form
 from equipool.models.intensities import Intensities, fit_intensities
 from equipool.models.scanners import PeoplePatterns, intensity_terms, slow_fields
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.scans import SMOOTH, Box
+from equipool.models.volumes import fit_volume_sites
 
 MASK = np.zeros((20, 22, 19), dtype=bool)
 MASK[2:18, 2:20, 2:17] = True
@@ -77,8 +77,8 @@ def test_blur_is_that_of_the_scan():
     for k in rng.integers(0, 4, 2):
         image = np.zeros(MASK.shape)
         image[MASK] = scans[k]
-        dark = gaussian_filter(image, closed_form.SMOOTH)
-        smooth = dark / gaussian_filter(MASK.astype(float), closed_form.SMOOTH)
+        dark = gaussian_filter(image, SMOOTH)
+        smooth = dark / gaussian_filter(MASK.astype(float), SMOOTH)
         expected = image - 0.3 * (smooth - image) + 0.2 * (dark - image)
         np.testing.assert_allclose(found[k], expected[MASK], atol=1e-10)
 

@@ -5,10 +5,10 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from equipool.data.images import Volumes
-from equipool.models import scanners
-from equipool.models import volumes as closed_form
+from equipool.models import scanners, scans
 from equipool.models.scanners import PeoplePatterns, ScannersAndPeople, intensity_terms, scanner_patterns
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.scans import Box
+from equipool.models.volumes import fit_volume_sites
 
 MASK = np.zeros((20, 22, 19), dtype=bool)
 MASK[2:18, 2:20, 2:17] = True
@@ -214,8 +214,8 @@ def test_units_are_no_matter_though_the_brain_fills_its_box(factor):
 
 def test_patterns_are_found_in_people_of_all_sites():
     """Of six hundred people who come from two sites in turn."""
-    some = closed_form._rows_of_some(iter([(slice(0, 600), np.arange(600.0)[:, None])]), 600, 1)
-    assert len(some) == closed_form.DIRECTION_PEOPLE
+    some = scans.rows_of_some(iter([(slice(0, 600), np.arange(600.0)[:, None])]), 600, 1)
+    assert len(some) == scans.PATTERN_PEOPLE
     assert 100 < (some % 2).sum() < 200
 
 
@@ -237,7 +237,7 @@ def test_disjoint_ages_the_trend_is_nearer_to_the_truth(seed, monkeypatch):
         return np.square(sites.coefficients[0] - slope).sum()
 
     nearer = error()
-    monkeypatch.setattr(closed_form, "TURNS", 0)
+    monkeypatch.setattr(scans, "TURNS", 0)
     assert nearer < 0.8 * error()
 
 

@@ -5,10 +5,11 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from equipool.data.images import Volumes
-from equipool.models import covariances
+from equipool.models import covariances, scans
 from equipool.models import volumes as closed_form
 from equipool.models.intensities import Intensities
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.scans import Box
+from equipool.models.volumes import fit_volume_sites
 
 PEOPLE = 40  # at each of two sites
 
@@ -54,7 +55,7 @@ def as_they_are(monkeypatch):
 
 
 def naive_gain(row, template):
-    bright = template >= sorted(template)[int(np.ceil(closed_form.BRIGHT * (len(template) - 1)))]
+    bright = template >= sorted(template)[int(np.ceil(scans.BRIGHT * (len(template) - 1)))]
     return np.median([row[v] / template[v] for v in np.flatnonzero(bright)])
 
 
@@ -74,17 +75,17 @@ def naive_residuals(rows, site, age, ill):
 def naive_smooth(row, mask):
     box = np.zeros(mask.shape)
     box[mask] = row
-    width = closed_form.SMOOTH
+    width = scans.SMOOTH
     return (gaussian_filter(box, width) / np.maximum(gaussian_filter(mask.astype(float), width), 1e-6))[mask]
 
 
 def test_shift_and_spread_against_a_loop_over_voxels(pool, monkeypatch):
     volumes, site, age, ill, _, _ = pool
-    monkeypatch.setattr(closed_form, "TURNS", 0)  # all of a mean's distance is the scanner's
+    monkeypatch.setattr(scans, "TURNS", 0)  # all of a mean's distance is the scanner's
     as_they_are(monkeypatch)
     sites = fitted(volumes, age, site, ill)
     rows = volumes.read().astype(np.float64)
-    template = np.mean([row / np.quantile(row, closed_form.BRIGHT) for row in rows], axis=0)
+    template = np.mean([row / np.quantile(row, scans.BRIGHT) for row in rows], axis=0)
     normal = np.array([row / naive_gain(row, template) for row in rows])
     solution, left = naive_residuals(normal, site, age, ill)
     centre = solution[:2].mean(axis=0)  # the sites have as many people
@@ -96,8 +97,8 @@ def test_shift_and_spread_against_a_loop_over_voxels(pool, monkeypatch):
         quiet[k] = smooth + sites.kept[site[k]] * (row - smooth)
     pooled = (quiet**2).mean(axis=0)
     for s in (0, 1):
-        own = ((quiet[site == s] ** 2).sum(axis=0) + closed_form.SPREAD_PEOPLE * pooled) / (
-            PEOPLE + closed_form.SPREAD_PEOPLE
+        own = ((quiet[site == s] ** 2).sum(axis=0) + scans.SPREAD_PEOPLE * pooled) / (
+            PEOPLE + scans.SPREAD_PEOPLE
         )
         np.testing.assert_allclose(sites.spread[s], np.sqrt(own / pooled), rtol=1e-6)
 
@@ -160,7 +161,7 @@ def test_the_site_goes_and_the_trend_stays(pool, monkeypatch):
     variances = [clean[site == s].var(axis=0) / PEOPLE for s in (0, 1)]
     assert np.sqrt((after[1] ** 2 / sum(variances)).mean()) < 1.3
     # Where all of a mean's distance is taken for the scanner's, they end equal.
-    monkeypatch.setattr(closed_form, "TURNS", 0)
+    monkeypatch.setattr(scans, "TURNS", 0)
     sites = fitted(volumes, age, site, ill)
     clean = sites.remove(volumes.read(), age[:, None], site, Box(volumes.mask))
     equal = regression(clean * truth["unit"] / float(sites.unit))

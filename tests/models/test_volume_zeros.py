@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from equipool.data.images import Volumes
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.scans import Box
+from equipool.models.volumes import fit_volume_sites
 
 
 @pytest.fixture

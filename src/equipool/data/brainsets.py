@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BRAINS",
     "is_brains",
+    "is_whole",
     "load_brains",
     "place_of",
     "prepare_brains",
@@ -92,7 +93,7 @@ def place_of(like: str) -> Path:
 def simulated_folder(like: str) -> Path:
     """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
     folder = place_of(like)
-    if not _whole(folder):
+    if not is_whole(folder):
         brains = _simulated(like)
         say(f"simulating {len(brains)} brains into {folder}")
         # Aside, and then under its name: another run may be doing the same, and must not read half of it.
@@ -100,18 +101,19 @@ def simulated_folder(like: str) -> Path:
         try:
             for _ in brains.write(aside, jobs=os.cpu_count() or 1):
                 pass
-            if not _whole(folder):
+            if not is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
                 aside.rename(folder)
         except OSError:
-            if not _whole(folder):  # or the other was first after all
+            if not is_whole(folder):  # or the other was first after all
                 raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
-def _whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Return whether a simulated cohort was written to its end."""
     return (folder / "participants.tsv").is_file()
 
 

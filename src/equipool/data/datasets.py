@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equipool.data.brains import COHORTS
-from equipool.data.brainsets import BRAINS, is_brains, load_brains, place_of
+from equipool.data.brainsets import BRAINS, is_brains, is_whole, load_brains, place_of
 from equipool.data.uci import FILES, LOADERS, DatasetSplit, cache_folder
 from equipool.exceptions import InputError
 
@@ -40,6 +40,6 @@ def list_datasets() -> list[Row]:
         cohort = COHORTS[like]
         people = sum(cohort.patients) + sum(cohort.controls)
         source = "simulated" + (", cut by age" if name.endswith("-hard") else "")
-        there = (place_of(like) / "participants.tsv").is_file()
+        there = is_whole(place_of(like))
         found.append((name, people, len(cohort.scanners), source, there))
     return found

@@ -159,7 +159,7 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
     from sklearn.metrics import balanced_accuracy_score
 
     from equipool.evaluate.adversaries import paper_adversary, permuted_band, site_readers
-    from equipool.evaluate.metrics import delta_eq, mmd_measure, shuffled_mmd
+    from equipool.evaluate.metrics import delta_eq, discrepancy
 
     train, test = data.train, data.test
     shown = train if data.readers is None else data.readers
@@ -168,6 +168,7 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
     adversary = paper_adversary(*codes, seed=seed)
     best = max(site_readers(*codes, seed=seed), key=lambda reading: reading.auc)
     low, high = permuted_band(*codes, seed=seed)
+    apart = discrepancy(codes[2], test.site_labels, seed=seed)
     said = estimator.predict(x)
     tau, tau_shown = estimator.tau_vector(x), estimator.tau_vector(x_shown)
     age_r2, age_rank = age_from(tau_shown, shown.C[:, 0], tau, test.C[:, 0])
@@ -179,7 +180,7 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
         adv=100 * adversary.accuracy,
         adv_auc=adversary.auc,
         adv_chance=100 * adversary.chance,
-        mmd=100 * mmd_measure(codes[2], test.site_labels),
+        mmd=100 * apart.unbiased,
         acc=100 * float((said == test.y).mean()),
         seconds=time.process_time() - start,
         reader_auc=best.auc,
@@ -192,8 +193,8 @@ def _judge(dataset: str, method: str, seed: int, estimator: Any, data: Any, star
         age_rank=age_rank,
         equivariance_error=equivariance_of(estimator, x),
         dropped=float(getattr(estimator, "dropped_", 0.0)),
-        mmd_biased=100 * mmd_measure(codes[2], test.site_labels, unbiased=False),
-        mmd_shuffled=100 * float(np.quantile(shuffled_mmd(codes[2], test.site_labels, seed=seed), 0.95)),
+        mmd_biased=100 * apart.biased,
+        mmd_shuffled=100 * float(np.quantile(apart.shuffled, 0.95)),
     )
 
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from equipool.data import PooledDataset, Volumes
 from equipool.evaluate.volumes import BLOCK_SIZE, block_means
-from equipool.models.volumes import Box, VolumeSites, fit_volume_sites
+from equipool.models.scans import Box
+from equipool.models.volumes import VolumeSites, fit_volume_sites
 
 __all__ = ["Blocks"]
 

@@ -8,6 +8,8 @@ sites.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +18,7 @@ from torch import Tensor
 from equipool.exceptions import InputError
 from equipool.models.seeding import seed_for
 
-__all__ = ["delta_eq", "mmd_measure", "normalise_rows", "shuffled_mmd"]
+__all__ = ["Discrepancy", "delta_eq", "discrepancy", "mmd_measure", "normalise_rows"]
 
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
 MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
@@ -93,13 +95,26 @@ def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> floa
     return _mean_of_pairs(_sums_by_site(rows, member[None], count)[0], member, count, unbiased)
 
 
-def shuffled_mmd(z: ArrayLike, site: ArrayLike, *, draws: int = 50, seed: int = 0) -> NDArray[np.float64]:
-    """Return M, unbiased, of the same codes where the sites were shuffled: what it is by chance, (draws,)."""
+@dataclass(frozen=True, eq=False)
+class Discrepancy:
+    """M of some codes, the V-statistic beside, and M where the sites were shuffled: by chance, (draws,)."""
+
+    unbiased: float
+    biased: float
+    shuffled: NDArray[np.float64]
+
+
+def discrepancy(z: ArrayLike, site: ArrayLike, *, draws: int = 50, seed: int = 0) -> Discrepancy:
+    """Return M both ways (:func:`mmd_measure`) and what it is by chance; the kernel is summed once."""
     rows, member, count = _compared(z, site)
     rng = np.random.default_rng(seed_for(seed, "shuffled"))
-    members = torch.stack([member[torch.from_numpy(rng.permutation(len(member)))] for _ in range(draws)])
-    grams = _sums_by_site(rows, members, count)
-    return np.array([_mean_of_pairs(gram, member, count, unbiased=True) for gram in grams])
+    shuffled = [member[torch.from_numpy(rng.permutation(len(member)))] for _ in range(draws)]
+    own, *others = _sums_by_site(rows, torch.stack([member, *shuffled]), count)
+    return Discrepancy(
+        _mean_of_pairs(own, member, count, unbiased=True),
+        _mean_of_pairs(own, member, count, unbiased=False),
+        np.array([_mean_of_pairs(gram, member, count, unbiased=True) for gram in others]),
+    )
 
 
 def _compared(z: ArrayLike, site: ArrayLike) -> tuple[Tensor, Tensor, int]:

@@ -191,7 +191,8 @@ def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArr
 
 
 def _ours(pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:
-    from equipool.models.volumes import Box, fit_volume_sites
+    from equipool.models.scans import Box
+    from equipool.models.volumes import fit_volume_sites
 
     c, box = pool.scaled, Box(volumes.mask)
     model = fit_volume_sites(volumes[train], c[train], pool.site[train], np.empty((len(train), 0)))
@@ -221,7 +222,7 @@ def _combat(
 
 
 def _at_gain_one(volumes: Volumes) -> Callable[[Rows], Rows]:
-    from equipool.models.volumes import gains, mean_volume
+    from equipool.models.scans import gains, mean_volume
 
     template = mean_volume(volumes)[0]
     return lambda rows: (rows / gains(rows, template)[:, None]).astype(np.float32)

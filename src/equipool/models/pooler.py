@@ -20,8 +20,9 @@ from equipool.models.base import PoolingEstimator
 from equipool.models.equivariant import StageOne
 from equipool.models.invariant import Objective, StageTwo
 from equipool.models.rows import Rows, TrainingData, dense, through
+from equipool.models.scans import Box
 from equipool.models.seeding import row_noise, seed_for, seeded
-from equipool.models.volumes import Box, fit_volume_sites
+from equipool.models.volumes import fit_volume_sites
 from equipool.nn import EncoderKind, distributed, mlp, site_batches, train
 from equipool.validation import Task
 from equipool.validation.findings import listed
