@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import equipool as ep
-from equipool.exceptions import InputError
+from equipool.exceptions import EquipoolWarning, InputError
 from equipool.models import (
     CAIPooler,
     EquivariantPooler,
@@ -35,9 +35,16 @@ def fitted(kind, pool, **settings):
     return estimator.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
 
 
+@pytest.mark.filterwarnings("ignore:No site was given")
 @parametrize_with_checks([kind(steps=3) for kind in KINDS])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+def test_without_a_site_there_is_one_and_a_warning(pool):
+    with pytest.warns(EquipoolWarning, match="not made to forget sites. Pass site="):
+        estimator = NaivePooler(steps=2).fit(pool.X, pool.y)
+    assert len(estimator.sites_) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,7 +200,7 @@ def test_codes_may_come_as_a_data_frame(pool):
 
 def test_classes_keep_their_type_through_a_file(pool, tmp_path):
     for k, y in enumerate((pool.y == "AD", (pool.y == "AD").astype(np.int8), pool.y.astype(str))):
-        estimator = NaivePooler(steps=2).fit(pool.X, y)
+        estimator = NaivePooler(steps=2).fit(pool.X, y, site=pool.site_labels)
         again = ep.load(estimator.save(tmp_path / str(k)))
         assert again.classes_.dtype == estimator.classes_.dtype
         np.testing.assert_array_equal(again.predict(pool.X), estimator.predict(pool.X))
@@ -201,4 +208,4 @@ def test_classes_keep_their_type_through_a_file(pool, tmp_path):
 
 def test_a_share_outside_0_to_1_is_refused(pool):
     with pytest.raises(InputError, match="validation_fraction must lie between"):
-        NaivePooler(validation_fraction=0).fit(pool.X, pool.y)
+        NaivePooler(validation_fraction=0).fit(pool.X, pool.y, site=pool.site_labels)

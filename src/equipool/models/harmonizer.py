@@ -22,6 +22,7 @@ from equipool.models.regression import FAR
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
+from equipool.validation.checks import warn_of_no_site
 from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
 from equipool.validation.measures import NINE_TENTHS, nine_tenths_of_sorted
@@ -147,7 +148,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             A target whose effect must not be taken for the site's where sites differ in it: allowed for at
             fit, never needed by ``transform``.
         site
-            The site of each row; without it there is one, and nothing to remove.
+            The site of each row; without it there is one, and nothing to remove, which a warning says.
         covariates
             What is to be kept: numbers such as age, and categories such as sex.
         subject
@@ -209,6 +210,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.check_settings()
         one_site = not site_given and len(set(inputs.site)) == 1
         check_inputs(inputs, missing=self.missing, one_site=one_site)
+        if one_site:
+            warn_of_no_site("there is nothing to harmonize")
         names = sorted(set(inputs.site.astype(str)))
         if self.reference_site is not None and not _same_label(self.reference_site, names):
             raise InputError(

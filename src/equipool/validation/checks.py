@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -10,11 +11,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.exceptions import InputError
+from equipool.exceptions import EquipoolWarning, InputError
 from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
 from equipool.validation.inputs import Inputs
 
-__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors", "refuse_text"]
+__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors", "refuse_text", "warn_of_no_site"]
 
 Missing = Literal["error", "impute"]
 
@@ -32,8 +33,19 @@ def check_inputs(
 
 
 def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
-    """Raise the first problem that stands in the way of fitting; without a site, one site is no problem."""
+    """Raise the first problem that stands in the way of fitting; without a site, warn that there is one."""
     check_inputs(inputs, one_site=not site_given)
+    if not site_given:
+        warn_of_no_site("the code is not made to forget sites")
+
+
+def warn_of_no_site(result: str) -> None:
+    """Say what comes of ``fit`` without a site; called two levels below it."""
+    warnings.warn(
+        f"No site was given, so all rows are one site's: {result}. Pass site=, one label a row.",
+        EquipoolWarning,
+        stacklevel=4,
+    )
 
 
 def refuse_text(X: Any) -> None:
