@@ -53,6 +53,9 @@ def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
     judged = pd.read_csv(folder / "adni-sim-volumes.csv").set_index("method")
     assert judged.scanner["raw"] > 0.8
     assert judged.scanner["ours"] < judged.scanner["raw"]
+    assert judged.scanner_accuracy["ours"] < judged.scanner_accuracy["raw"]
+    assert judged.scanner_auc["ours"] < judged.scanner_auc["raw"] > 0.8
+    assert judged.largest_scanner["ours"] == pytest.approx(6 / 11, abs=0.15)  # as in the cohort
     assert judged.deviation_like_clean["ours"] > judged.deviation_like_clean["raw"]
     found = pd.read_csv(folder / "adni-sim-tmaps.csv").set_index("map")
     assert found.people["ours"] == 54
@@ -62,6 +65,7 @@ def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
 def test_the_level_of_shuffled_scanners_is_beside_the_readers(folder):
     judged = pd.read_csv(folder / "adni-sim-volumes.csv")
     assert judged.scanner_shuffled.between(0.05, 0.7).all()
+    assert (judged.accuracy_shuffled < judged.largest_scanner + 0.3).all()
     text = (folder / "adni-sim-volumes.md").read_text()
     assert "scanner_shuffled" in text
     assert "nan" not in text  # one split has no deviation
