@@ -429,7 +429,10 @@ IMAGES = [
         ),
     ),
     Case(
-        "images of less than nothing", HARMONIZE_IMAGES, "0 or below", scan(lambda image: -image, every=True)
+        "images of less than nothing",
+        HARMONIZE_IMAGES,
+        "12 of 12 images are 0 or below",
+        scan(lambda image: -image, every=True),
     ),
     Case(
         "a row without an image",

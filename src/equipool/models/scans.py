@@ -24,6 +24,7 @@ from equipool.models.scanners import (
     scanner_patterns,
 )
 from equipool.nn import distributed
+from equipool.validation.findings import listed
 
 __all__ = [
     "Box",
@@ -128,22 +129,27 @@ def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
     """Return the mean of scans whose bright end is 1, cut-off voxels left out, and their brightness."""
     total, measured = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
-    logs, dark = np.zeros(1), np.zeros(1)
-    for _, rows in _blocks(volumes):
+    logs, dark = np.zeros(1), np.zeros(len(volumes))
+    for start, rows in _blocks(volumes):
         # The bright end of a scan, where even scans with a mean of 0 are far from it.
         bright = np.quantile(rows, BRIGHT, axis=1)
-        dark += (bright <= 0).sum()
+        dark[start : start + len(rows)] = bright <= 0
         bright = np.where(bright > 0, bright, 1.0)
         total += (rows / bright[:, None]).sum(axis=0)
         measured += (rows != 0).sum(axis=0)
         logs += np.log(bright).sum()
-    if distributed.summed(dark)[0]:  # seen by all processes, or some would wait for the others
-        raise InputError(
-            "A scan is 0 or below in almost all of the brain, so its gain cannot be told; give images "
-            "whose brain is brighter than its surroundings."
-        )
+    _refuse_dark(volumes, np.flatnonzero(distributed.summed(dark)))  # by all processes, or some would wait
     total, measured, logs = (distributed.summed(values) for values in (total, measured, logs))
     return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs[0] / len(volumes)))
+
+
+def _refuse_dark(volumes: Volumes, rows: NDArray[np.intp]) -> None:
+    if len(rows):
+        names = listed(volumes.paths[k].name if volumes.paths else f"volume {k}" for k in rows)
+        raise InputError(
+            f"{len(rows)} of {len(volumes)} images are 0 or below in almost all of the brain, so their gain "
+            f"cannot be told ({names}); give images whose brain is brighter than its surroundings."
+        )
 
 
 def _blocks(volumes: Volumes) -> Iterator[tuple[int, FloatArray]]:
@@ -154,7 +160,7 @@ def _blocks(volumes: Volumes) -> Iterator[tuple[int, FloatArray]]:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What scans of the pool show: mean (TERMS, voxels), the ends of their intensities, and people."""
+    """What scans of the pool show: means of intensity terms, the intensities' ends, how people differ."""
 
     terms: FloatArray
     ends: FloatArray
