@@ -431,7 +431,7 @@ IMAGES = [
     Case(
         "images of less than nothing",
         HARMONIZE_IMAGES,
-        "12 of 12 images are 0 or below",
+        "no gain can be told: 12 of 12 images ('sub-00_T1w.nii.gz'",
         scan(lambda image: -image, every=True),
     ),
     Case(
