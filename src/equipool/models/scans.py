@@ -147,8 +147,8 @@ def _refuse_dark(volumes: Volumes, rows: NDArray[np.intp]) -> None:
     if len(rows):
         names = listed(volumes.paths[k].name if volumes.paths else f"volume {k}" for k in rows)
         raise InputError(
-            f"0 or below in almost all of the brain, so that no gain can be told: {len(rows)} of {len(volumes)} "
-            f"images ({names}); give images whose brain is brighter than its surroundings."
+            f"0 or below in almost all of the brain, so that no gain can be told: {len(rows)} of "
+            f"{len(volumes)} images ({names}); give images whose brain is brighter than its surroundings."
         )
 
 
