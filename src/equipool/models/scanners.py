@@ -27,6 +27,7 @@ __all__ = [
     "ScannersAndPeople",
     "intensity_terms",
     "largest",
+    "mixtures",
     "products",
     "scanner_patterns",
     "slow_fields",
@@ -254,3 +255,12 @@ def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> Float
         part = slice(start, start + CHUNK)
         total += first[:, part].astype(np.float64) @ second[:, part].astype(np.float64).T
     return total
+
+
+def mixtures(weights: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+    """Return weights @ rows in double precision, some voxels at a time: never all rows in double."""
+    result = np.empty((len(weights), rows.shape[1]))
+    for start in range(0, rows.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        result[:, part] = weights @ rows[:, part].astype(np.float64)
+    return result

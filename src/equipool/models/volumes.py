@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from equipool.data.images import Volumes
 from equipool.models.covariances import evened
 from equipool.models.intensities import Intensities, fit_intensities
-from equipool.models.scanners import largest, products
+from equipool.models.scanners import largest, mixtures, products
 from equipool.models.scans import (
     Box,
     Parts,
@@ -283,7 +283,7 @@ def _matched(owns: Callable[[], Parts], dummies: FloatArray, n_voxels: int) -> t
     rows = rows_of_some(owns(), len(dummies), n_voxels)
     most = min(DIRECTIONS, int(np.ceil(DIRECTION_SHARE * len(dummies))))
     values, vectors = largest(products(rows, rows), most)
-    directions = (vectors / np.sqrt(values)).T @ rows
+    directions = mixtures((vectors / np.sqrt(values)).T, rows)
     del rows
     scores = of_everybody(((part, own @ directions.T) for part, own in owns()), len(dummies), len(directions))
     return directions, evened(scores, dummies > 0)
