@@ -172,7 +172,7 @@ def straightened(
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in fifteen passes over the volumes; several processes share each pass out.
+    """Fit in fourteen passes over the volumes; several processes share each pass out.
 
     Parameters
     ----------
