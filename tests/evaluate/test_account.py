@@ -238,8 +238,8 @@ def test_sites_too_small_to_judge_are_said_to_be(quick):
 SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
 
-def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33):
-    """Return readings as told, with chance at 0.33."""
+def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33, shuffled=0.33):
+    """Return readings as told, with chance at 0.33 if not told either."""
     columns = ("stage", "reader", "fitted_on", "mean", "sd")
     rows = [
         (stage, "logistic", who, value, 0.01)
@@ -248,7 +248,7 @@ def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates
             ("before", before),
             ("after", own),
             ("covariates", covariates),
-            ("shuffled", 0.33),
+            ("shuffled", shuffled),
         )
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
@@ -276,6 +276,13 @@ def test_nothing_is_told_of_a_site_that_age_alone_tells():
     assert "age alone tells it" in said["text"]
     # Where age tells a part, what is beyond it can be judged.
     assert verdict(found_of(after_held_out=0.6, covariates=0.6), "age")[0]["level"] == "good"
+
+
+def test_the_verdict_says_whether_age_or_chance_gives_the_floor():
+    few = found_of(after=0.34, after_held_out=0.40, covariates=0.28, shuffled=0.39)
+    assert "0.40 after, 0.39 by chance" in verdict(few, "age")[0]["text"]
+    told = found_of(after=0.34, after_held_out=0.40, covariates=0.39, shuffled=0.34)
+    assert "0.40 after, 0.39 from age alone" in verdict(told, "age")[0]["text"]
 
 
 @pytest.mark.parametrize("before", [0.35, 0.6])

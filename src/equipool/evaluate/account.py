@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -483,19 +483,31 @@ def best(readings: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None
     return max(own, key=lambda row: row["mean"]) if own else None
 
 
+class _SiteLevel(NamedTuple):
+    """How well the site is read, and the higher of what covariates and shuffled sites give."""
+
+    level: str
+    before: float
+    after: float
+    floor: float
+    spread: float
+    by_chance: bool  # whether the floor is that of shuffled sites
+
+
 def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     """Judge by both kinds of readers and say the worse."""
     both = [_site_level(found, who) for who in ("training people", "held-out people")]
     judged = [one for one in both if one is not None]
     order = ("bad", "fair", "good")
-    level, before, after, floor, spread = min(
-        [one for one in judged if one[3] < TELLS] or judged, key=lambda one: (order.index(one[0]), -one[2])
+    level, before, after, floor, spread, by_chance = min(
+        [one for one in judged if one.floor < TELLS] or judged,
+        key=lambda one: (order.index(one.level), -one.after),
     )
-    others = f"from {covariates} alone" if covariates else "by chance"
+    others = "by chance" if by_chance else f"from {covariates} alone"
     numbers = f"(balanced accuracy {before:.2f} before, {after:.2f} after, {floor:.2f} {others})"
     if after > max(before, floor) + spread:
         text = f"Bad news: the site is easier to read than before {numbers}."
-    elif covariates and floor >= TELLS:
+    elif floor >= TELLS and not by_chance:
         level = "fair"
         text = (
             f"Whether the site is gone cannot be told by reading it: {covariates} alone tells it {numbers}."
@@ -514,13 +526,15 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     return {"level": level, "text": text}
 
 
-def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, float] | None:
+def _site_level(found: HeldOut, who: str) -> _SiteLevel | None:
     stages = ("before", "after", "covariates", "shuffled")
     read = {stage: best(found.readings, stage, who) for stage in stages}
     before, after, shuffled = read["before"], read["after"], read["shuffled"]
     if before is None or after is None or shuffled is None:
         return None
-    floor = max(row["mean"] for row in (read["covariates"], shuffled) if row)
+    told = read["covariates"] or shuffled
+    by_chance = read["covariates"] is None or told["mean"] < shuffled["mean"]
+    floor = max(told["mean"], shuffled["mean"])
     spread = _noise(after["sd"], found.folds)
     level = "good" if after["mean"] <= floor + CLOSE else "fair"
     little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
@@ -528,7 +542,7 @@ def _site_level(found: HeldOut, who: str) -> tuple[str, float, float, float, flo
         level = "bad"
     if after["mean"] > max(before["mean"], floor) + spread:
         level = "bad"
-    return level, before["mean"], after["mean"], floor, spread
+    return _SiteLevel(level, before["mean"], after["mean"], floor, spread, by_chance)
 
 
 def _noise(sd: float | None, folds: int) -> float:
