@@ -122,12 +122,16 @@ def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 
 def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
     """Return volumes at gain 1, with the template's value where they were cut off."""
-    values = np.asarray(rows, dtype=np.float64) / gains(rows, template)[:, None]
-    return np.where(np.asarray(rows) == 0, template, values)
+    values: FloatArray = np.asarray(rows, dtype=np.float64) / gains(rows, template)[:, None]
+    np.copyto(values, template, where=np.asarray(rows) == 0)
+    return values
 
 
-def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
-    """Return the mean of scans whose bright end is 1, cut-off voxels left out, and their brightness."""
+def mean_volume(volumes: Volumes) -> tuple[FloatArray, float, bool]:
+    """Return the mean of scans whose bright end is 1, cut-off voxels left out, and the scans' brightness.
+
+    And whether nothing was cut off.
+    """
     total, measured = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
     logs, dark = np.zeros(1), np.zeros(len(volumes))
     for start, rows in _blocks(volumes):
@@ -140,7 +144,8 @@ def mean_volume(volumes: Volumes) -> tuple[FloatArray, float]:
         logs += np.log(bright).sum()
     _refuse_dark(volumes, np.flatnonzero(distributed.summed(dark)))  # by all processes, or some would wait
     total, measured, logs = (distributed.summed(values) for values in (total, measured, logs))
-    return np.maximum(total / np.maximum(measured, 1.0), 1e-6), float(np.exp(logs[0] / len(volumes)))
+    mean = np.maximum(total / np.maximum(measured, 1.0), 1e-6)
+    return mean, float(np.exp(logs[0] / len(volumes))), bool((measured == len(volumes)).all())
 
 
 def _refuse_dark(volumes: Volumes, rows: NDArray[np.intp]) -> None:
@@ -182,6 +187,8 @@ class Scans:
         (people, columns): the sites first, then covariates and what else explains volumes; and (columns,).
     people
         (sites,): how many of each.
+    whole
+        Whether nothing was cut off of any scan.
     straighten
         Takes a scanner's doing out of scans at gain 1, given which rows they are.
     """
@@ -193,10 +200,11 @@ class Scans:
         design: FloatArray,
         ridge: FloatArray,
         people: FloatArray,
+        whole: bool,
         straighten: Callable[[FloatArray, slice], FloatArray] | None = None,
     ) -> None:
         self.volumes, self.template, self.design, self.people = volumes, template, design, people
-        self.straighten = straighten
+        self.whole, self.straighten = whole, straighten
         self.normal_matrix = design.T @ design + np.diag(ridge)
         self.moments: FloatArray = np.zeros((design.shape[1], volumes.shape[1]))
         self.solution: FloatArray = np.zeros_like(self.moments)
@@ -210,7 +218,9 @@ class Scans:
             if self.straighten is not None:
                 normal = self.straighten(normal, part)
             # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
-            yield part, np.where(rows == 0, self.expected(part), normal) if self.fitted else normal
+            if self.fitted and not self.whole:
+                np.copyto(normal, self.expected(part), where=rows == 0)
+            yield part, normal
 
     def expected(self, part: slice) -> FloatArray:
         """Return what the regression says of a part of the scans."""
@@ -224,7 +234,7 @@ class Scans:
 
     def regress(self) -> None:
         """Fit sites' levels and the trend, and once more with what to expect of cut-off voxels."""
-        for _ in range(2):
+        for _ in range(1 if self.whole else 2):
             moments = np.zeros_like(self.moments)
             for part, rows in self.at_gain_one():
                 moments += self.design[part].T @ rows

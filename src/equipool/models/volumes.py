@@ -172,7 +172,7 @@ def straightened(
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in fourteen passes over the volumes; several processes share each pass out.
+    """Fit in fourteen passes over the volumes, twelve if nothing was cut off; processes share each pass out.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         for when shifts are estimated, and stays in the volumes.
     """
     box = Box(volumes.mask)
-    template, unit = mean_volume(volumes)
+    template, unit, whole = mean_volume(volumes)
     count = int(site.max()) + 1
     dummies = np.eye(count)[site]
     people = dummies.sum(axis=0)
@@ -196,7 +196,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
     ridge[count:] = 1e-9 * len(c)
     ridge[count + c.shape[1] : count + powers.shape[1]] = CURVATURE * len(c)
 
-    seen = Scans(volumes, template, design, ridge, people)
+    seen = Scans(volumes, template, design, ridge, people, whole)
     intensities = _of_intensities(seen, box)
     seen_spread, variance = QuietScans(seen, dummies, box).spread()
     scans = Scans(
@@ -205,6 +205,7 @@ def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: Flo
         design,
         ridge,
         people,
+        whole,
         lambda normal, part: straightened(normal, intensities, dummies[part], box, template),
     )
     scans.regress()
