@@ -61,4 +61,4 @@ def test_levels_of_sites_are_those_of_measured_voxels(scans, cut_off):
     measured = np.where(rows == 0, np.nan, rows / gain[:, None])
     levels = np.array([np.nanmean(measured[site == k], axis=0) for k in (0, 1)])
     # Two passes come close to what is measured, and need no more where every voxel is.
-    np.testing.assert_allclose(scans.solution, levels, atol=0.02 if cut_off else 1e-10)
+    np.testing.assert_allclose(scans.solution, levels, atol=5e-3 if cut_off else 1e-10)
