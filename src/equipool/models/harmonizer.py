@@ -15,6 +15,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.data.splits import deal
 from equipool.exceptions import EquipoolWarning, InputError
+from equipool.models.arguments import (
+    chosen_rows,
+    given_sites,
+    learned_from,
+    like,
+    persons,
+    same_label,
+    support,
+    target_columns,
+)
 from equipool.models.design import ATOM_WHOLE, Design, find_atoms
 from equipool.models.encoding import covariate_frame, encode
 from equipool.models.pieces import members, pieces, site_rows
@@ -160,21 +170,23 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         array = self._features(X, reset=True)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = covariate_frame(covariates, len(array))
-        rows = _mask(fit_on, len(array))
+        rows = learned_from(fit_on, len(array))
         frame, encoding = frame[rows], encode(frame[rows])
         array = array if rows.all() else array[rows]
         inputs = Inputs.from_arrays(
             X.loc[rows] if hasattr(X, "columns") else array,
-            site=np.zeros(int(rows.sum()), dtype=int) if site is None else _rows(site, rows, "site"),
+            site=np.zeros(int(rows.sum()), dtype=int) if site is None else chosen_rows(site, rows, "site"),
             covariates=None if covariates is None else encoding.apart(frame),
-            y=None if y is None else _rows(y, rows, "y"),
+            y=None if y is None else chosen_rows(y, rows, "y"),
         )
         self._check(inputs, site_given=site is not None)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
-        design = self._design(inputs, codes.astype(np.intp), None if subject is None else _who(subject, rows))
+        design = self._design(
+            inputs, codes.astype(np.intp), None if subject is None else persons(subject, rows)
+        )
         self._standardise(array, design.weight)
-        self.support_ = _support(inputs, self.sites_, design.site)
+        self.support_ = support(inputs, self.sites_, design.site)
         z = self._standardised(self._filled_at_fit(array, design))
         self.model_ = fit_site_model(
             z,
@@ -213,7 +225,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if one_site:
             warn_of_no_site("there is nothing to harmonize")
         names = sorted(set(inputs.site.astype(str)))
-        if self.reference_site is not None and not _same_label(self.reference_site, names):
+        if self.reference_site is not None and not same_label(self.reference_site, names):
             raise InputError(
                 f"The reference site {self.reference_site!r} is not among the sites; there are "
                 f"{listed(names, shown=8)}."
@@ -228,7 +240,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return Design(
             site=codes,
             c=inputs.covariates,
-            extra=_target_columns(inputs),
+            extra=target_columns(inputs),
             weight=1 / np.bincount(person)[person].astype(np.float64),
             fold=fold,
             n_sites=len(self.sites_),
@@ -351,8 +363,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         array = self._features(X)
         model, sites = self.model_, list(self.sites_)
         if len(sites) < 2:
-            return _like(X, self._filled(array, None, covariates).copy())
-        labels = None if site is None else _given_sites(site, len(array))
+            return like(X, self._filled(array, None, covariates).copy())
+        labels = None if site is None else given_sites(site, len(array))
         x = self._filled(array, labels, covariates)
         z = self._standardised(x)
         codes = None if labels is None else self._codes(labels)
@@ -373,7 +385,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         result[:, self.moved_] = self._in_units(harmonized)
         unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
         np.copyto(result, x, where=unmoved)
-        return _like(X, result)
+        return like(X, result)
 
     def fit_transform(
         self,
@@ -623,59 +635,6 @@ def _without_far(
     return mean, deviation
 
 
-def _given_sites(site: Any, rows: int) -> NDArray[Any]:
-    if isinstance(site, str):
-        raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
-    labels = parse_labels(site)
-    if labels.shape != (rows,):
-        raise InputError(f"site must have one value for each of the {rows} rows. Got shape {labels.shape}.")
-    missing = [k for k, label in enumerate(labels) if label is None]
-    if missing:
-        raise InputError(
-            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out (--site none) to "
-            "have it inferred."
-        )
-    return labels
-
-
-def _mask(fit_on: Any, rows: int) -> NDArray[np.bool_]:
-    if fit_on is None:
-        return np.ones(rows, dtype=bool)
-    mask = np.asarray(fit_on)
-    if mask.shape != (rows,) or mask.dtype != bool:
-        raise InputError(
-            f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN'). Got "
-            f"shape {mask.shape} of {mask.dtype}."
-        )
-    if not mask.any():
-        raise InputError("fit_on selects nobody; nothing can be learned.")
-    return mask
-
-
-def _who(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
-    labels = parse_labels(subject)
-    if labels.shape != rows.shape:
-        raise InputError(f"subject must have one value for each of the {len(rows)} rows. Got {labels.shape}.")
-    if any(label is None for label in labels):
-        raise InputError("subject is empty in some rows; give each row the name of its person.")
-    return labels[rows].astype(str)
-
-
-def _same_label(value: Any, names: list[str]) -> bool:
-    """Say whether a label is among names, where 2 and 2.0 are the same."""
-    label = str(parse_labels([value])[0])
-    return label in names or f"{label}.0" in names
-
-
-def _rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
-    """Return the values of the rows to learn from."""
-    if len(values) != len(rows):
-        raise InputError(
-            f"{name} has {len(values)} values but X has {len(rows)} rows; give one for each row."
-        )
-    return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
-
-
 def _measured(model: SiteModel, own: FloatArray, c: FloatArray, site: IntArray) -> FloatArray:
     """Return what each row's site would have measured."""
     result = np.empty_like(own)
@@ -693,47 +652,3 @@ def _drawn(left: FloatArray, rng: np.random.Generator) -> FloatArray:
         if len(known):
             result[:, k] = rng.choice(known, len(column))
     return result
-
-
-def _target_columns(inputs: Inputs) -> FloatArray:
-    """Return the target as centred columns of a regression, to be allowed for."""
-    if inputs.target is None:
-        return np.empty((inputs.n_rows, 0))
-    if inputs.task == "number":
-        columns = np.asarray(inputs.target, dtype=np.float64)[:, None]
-    else:
-        levels = sorted(set(inputs.target))
-        columns = np.column_stack([(inputs.target == level).astype(np.float64) for level in levels[1:]])
-    deviation = columns.std(axis=0)
-    return (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
-
-
-def _support(inputs: Inputs, sites: NDArray[Any], codes: IntArray) -> pd.DataFrame:
-    """Say for each site and covariate how many of its people lie beyond all others, and how far."""
-    own = site_rows(codes, len(sites))
-    found = []
-    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
-        lows, highs = (np.array([reach(values[rows]) for rows in own]) for reach in (np.min, np.max))
-        for site, rows, low, high in zip(
-            sites, own, _least_of_others(lows), -_least_of_others(-highs), strict=True
-        ):
-            beyond = np.maximum(np.maximum(low - values[rows], values[rows] - high), 0.0)
-            found.append(
-                (site, name, values[rows].min(), values[rows].max(), (beyond > 0).mean(), beyond.max())
-            )
-    return pd.DataFrame(found, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
-
-
-def _least_of_others(values: FloatArray) -> FloatArray:
-    """Return for each value the least of the others, −∞ where there are none."""
-    if len(values) < 2:
-        return np.full(len(values), -np.inf)
-    first, second = np.argsort(values)[:2]
-    return np.where(np.arange(len(values)) == first, values[second], values[first])
-
-
-def _like(X: Any, values: FloatArray) -> Any:
-    """Return a frame for a frame, an array for anything else."""
-    if isinstance(X, pd.DataFrame):
-        return pd.DataFrame(values, index=X.index, columns=X.columns)
-    return values
