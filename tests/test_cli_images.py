@@ -61,6 +61,12 @@ def test_simulate_and_check(tmp_path, capsys):
     assert not list(out.glob("sub-0009/anat/*"))
 
 
+def test_simulating_one_site_says_how_to_get_two(tmp_path, capsys):
+    call = "--like custom --people 4 --resolution 8 --jobs 1".split()
+    assert main(["simulate", str(tmp_path / "sim"), *call]) == 0
+    assert "--people 2 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

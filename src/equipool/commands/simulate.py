@@ -95,5 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     announce(arguments.json, made, sites=counts)
     if not arguments.json:
         print(f"{len(brains)} people: {', '.join(f'{site} {n}' for site, n in counts.items())}")
+        if len(counts) == 1:
+            few = brains.people.shape[0] // 2 or 1
+            print(f"One site leaves nothing to pool; for two say, for example, --people {few} {few}.")
         print(f"Next, try: equipool check {out}")
     return 0
