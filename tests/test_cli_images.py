@@ -159,6 +159,14 @@ def test_harmonizing_again_replaces_the_same_and_nothing_else(harmonized, brain_
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_mask_of_the_users_is_used_and_saved(brain_folder, tmp_path):
+    mask = brain_folder / "derivatives" / "truth" / "mask.nii.gz"
+    out = tmp_path / "out"
+    call = ["harmonize", str(brain_folder), "--out", str(out), *ROLES, *QUICK, "--no-report"]
+    assert main([*call, "--mask", str(mask)]) == 0
+    assert (ep.load(out / "model").mask_ == (nibabel.load(mask).get_fdata() > 0)).all()
+
+
 def test_a_dry_run_tells_and_writes_nothing(brain_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--dry-run"]) == 0

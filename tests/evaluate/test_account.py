@@ -238,11 +238,13 @@ def test_sites_too_small_to_judge_are_said_to_be(quick):
 SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
 
-def found_of(before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33, shuffled=0.33):
+def found_of(
+    before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33, shuffled=0.33, after_sd=0.01
+):
     """Return readings as told, with chance at 0.33 if not told either."""
     columns = ("stage", "reader", "fitted_on", "mean", "sd")
     rows = [
-        (stage, "logistic", who, value, 0.01)
+        (stage, "logistic", who, value, after_sd if stage == "after" else 0.01)
         for who, own in (("training people", after), ("held-out people", after_held_out))
         for stage, value in (
             ("before", before),
@@ -283,6 +285,13 @@ def test_the_verdict_says_whether_age_or_chance_gives_the_floor():
     assert "0.40 after, 0.39 by chance" in verdict(few, "age")[0]["text"]
     told = found_of(after=0.34, after_held_out=0.40, covariates=0.39, shuffled=0.34)
     assert "0.40 after, 0.39 from age alone" in verdict(told, "age")[0]["text"]
+
+
+@pytest.mark.parametrize(("after", "words"), [(0.81, "cannot be told from so few"), (0.45, "may be gone")])
+def test_rough_readings_afterwards_do_not_say_that_there_was_no_site(after, words):
+    said = verdict(found_of(before=0.84, after=after, after_held_out=after, after_sd=0.6))[0]
+    assert said["level"] == "fair"
+    assert words in said["text"]
 
 
 @pytest.mark.parametrize("before", [0.35, 0.6])

@@ -76,6 +76,18 @@ def test_slices_are_chosen_where_there_is_something_to_see(pool):
     assert figure.axes[0].get_title(loc="left") == "nothing: 0 significant voxels"
 
 
+@pytest.mark.parametrize("slices", [3, 8])
+def test_a_single_voxel_is_seen(pool, slices):
+    mask, _, _, mean = pool
+    values = np.random.default_rng(1).normal(size=(30, mask.sum()))
+    values[::2, mask.sum() // 2] += 50.0
+    only = stat_map(values, np.arange(30) % 2)
+    assert only.significant().sum() == 1
+    figure = statmap_figure({"one": only}, mask, AFFINE, mean, slices=slices)
+    assert coloured(figure.axes[0])[1] == 1
+    assert len(figure.axes[0].get_xticklabels()) == slices  # side by side
+
+
 def test_what_cannot_be_drawn_is_said(pool):
     mask, _, ours, mean = pool
     with pytest.raises(InputError, match="no map"):

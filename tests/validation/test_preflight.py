@@ -157,7 +157,7 @@ BAD = {
         good().assign(dx=lambda t: t.dx.where(t.site != "B", "CN")),
         "class-absent",
         "warning",
-        ["'AD'", "'B'"],
+        ["'B'; 'B' lacks 'AD'"],
     ),
     "one site spelled twice": (
         good().assign(site=lambda t: t.site.where(t.index != 0, "a ")),

@@ -194,7 +194,7 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
         values = _read_checked(path, header.shape, None, flat=True)
         if isinstance(values, str):
             raise InputError(f"The mask {path} {values}; give one with ones in the brain.")
-        inside, affine = values > 0, header.affine
+        inside, affine = np.ascontiguousarray(values > 0), header.affine
     else:
         inside, affine = np.asarray(mask) > 0, None
     if inside.ndim != 3:

@@ -490,7 +490,8 @@ class _SiteLevel(NamedTuple):
     before: float
     after: float
     floor: float
-    spread: float
+    spread: float  # of what is read after
+    shown: bool  # whether more than the floor was read before
     by_chance: bool  # whether the floor is that of shuffled sites
 
 
@@ -499,7 +500,7 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     both = [_site_level(found, who) for who in ("training people", "held-out people")]
     judged = [one for one in both if one is not None]
     order = ("bad", "fair", "good")
-    level, before, after, floor, spread, by_chance = min(
+    level, before, after, floor, spread, shown, by_chance = min(
         [one for one in judged if one.floor < TELLS] or judged,
         key=lambda one: (order.index(one.level), -one.after),
     )
@@ -512,10 +513,12 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
         text = (
             f"Whether the site is gone cannot be told by reading it: {covariates} alone tells it {numbers}."
         )
-    elif before <= floor + spread:
+    elif not shown:
         text = f"There was little to take out: the site could hardly be read better than {others} {numbers}."
     elif level == "good":
         text = f"The site can no longer be read better than {others} {numbers}."
+    elif after <= floor + spread and before - after < 0.5 * (before - floor):
+        text = f"Whether the site is gone cannot be told from so few people {numbers}."
     elif after <= floor + spread:
         text = f"The site may be gone: what is left is within the noise of so few people {numbers}."
     elif level == "fair":
@@ -536,13 +539,14 @@ def _site_level(found: HeldOut, who: str) -> _SiteLevel | None:
     by_chance = read["covariates"] is None or told["mean"] < shuffled["mean"]
     floor = max(told["mean"], shuffled["mean"])
     spread = _noise(after["sd"], found.folds)
+    shown = before["mean"] > floor + _noise(before["sd"], found.folds)
     level = "good" if after["mean"] <= floor + CLOSE else "fair"
     little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
-    if after["mean"] > floor + spread and before["mean"] > floor + spread and little:
+    if after["mean"] > floor + spread and shown and little:
         level = "bad"
     if after["mean"] > max(before["mean"], floor) + spread:
         level = "bad"
-    return _SiteLevel(level, before["mean"], after["mean"], floor, spread, by_chance)
+    return _SiteLevel(level, before["mean"], after["mean"], floor, spread, shown, by_chance)
 
 
 def _noise(sd: float | None, folds: int) -> float:

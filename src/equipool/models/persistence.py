@@ -81,7 +81,8 @@ def _save(estimator: Any, folder: Path) -> None:
         facts, numbers = _harmonizer_state(estimator)
     else:
         facts, numbers = _pooler_state(estimator)
-    content = to_bytes(numbers)
+    # A mask read from NIfTI runs the other way, which safetensors refuses.
+    content = to_bytes({name: values.contiguous() for name, values in numbers.items()})
     facts = _common_facts(estimator) | facts | {"sha256": hashlib.sha256(content).hexdigest()}
     facts["checksum"] = _checksum(facts)
     folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def statmap_figure(
     rows = len(maps) + (truth is not None)
     figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * rows + 0.3), layout="constrained")
     lines = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
-    top = max(float(np.abs(m.t[called[name]]).max(initial=0)) for name, m in maps.items()) or 1.0
+    top = _top(maps, called)
     if truth is not None:
         flat = np.where(truth == 0, np.nan, np.sign(truth) * 0.75 * top)
         title = f"truth: {plural(int((truth != 0).sum()), 'affected voxel')}"
@@ -109,7 +109,7 @@ def glass_figure(
     if not maps:
         raise InputError("There is no map to draw; give at least one.")
     called = {name: m.significant(alpha=alpha, correction=correction) for name, m in maps.items()}
-    top = max(float(np.abs(m.t[called[name]]).max(initial=0)) for name, m in maps.items()) or 1.0
+    top = _top(maps, called)
     figure = Figure(figsize=(10, 2.6 * len(maps)))
     figure.subplots_adjust(left=0.01, right=0.9, bottom=0.02, top=0.95, hspace=0.2)
     for axes, (name, m) in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps.items(), strict=True):
@@ -129,6 +129,12 @@ def glass_figure(
         )
     _colour_bar(figure, top, maps, alpha, correction)
     return figure
+
+
+def _top(maps: Mapping[str, StatMap], called: Mapping[str, NDArray[np.bool_]]) -> float:
+    """Return the largest |t| to be drawn, or where nothing is, the largest there is."""
+    drawn = max(float(np.abs(m.t[called[name]]).max(initial=0)) for name, m in maps.items())
+    return drawn or max(float(np.abs(m.t).max(initial=0)) for m in maps.values()) or 1.0
 
 
 def write_statmap(
@@ -234,7 +240,8 @@ class Brain:
         low, high = np.percentile(where, [5, 95]) if len(where) else (self.low[2], self.high[2])
         # What is small is shown with its surroundings.
         centre, reach = (low + high) / 2, max((high - low) / 2, (slices - 1) / 2)
-        spread = np.round(np.linspace(centre - reach, centre + reach, slices)).astype(int)
+        # Halves go up: to the nearest even number, every other slice would be lost.
+        spread = np.floor(np.linspace(centre - reach, centre + reach, slices) + 0.5).astype(int)
         return list(np.unique(np.clip(spread, self.low[2], self.high[2])))
 
     def montage(self, volume: NDArray[Any], heights: list[int]) -> NDArray[Any]:

@@ -31,7 +31,7 @@ def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
     clean = result.truth.clean if result.truth is not None else None
     largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
     shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
-    truth = None if result.truth is None else result.truth.affected
+    truth = None if result.truth is None else result.truth.direction
     unaffected = None if result.truth is None else result.truth.unaffected
     background = volumes.unmask(_mean(result.harmonized))
     for name, found in result.maps.items():

@@ -91,8 +91,8 @@ def class_cautions(
             "warning",
             "class-absent",
             f"{plural(len(absent), 'site does', 'sites do')} not have every class of {inputs.target_name!r} "
-            f"({listed(absent)}; {labels[site]!r} lacks {listed(lacking)}): the effect there is known from "
-            "the other sites alone.",
+            f"({listed(absent)}; {str(labels[site])!r} lacks {listed(lacking)}): the effect there is known "
+            "from the other sites alone.",
             (inputs.target_name, inputs.site_name),
         )
 
