@@ -337,7 +337,7 @@ def test_small_sites_and_many_sites():
     site = pool.site_labels.copy()
     site[0] = "lonely"
     given = {"site": site, "covariates": pool.C}
-    with pytest.warns(EquipoolWarning, match=r"1 site\(s\) with fewer than 3 people \(lonely\)"):
+    with pytest.warns(EquipoolWarning, match=r"1 site with fewer than 3 people \('lonely'\)"):
         harmonizer = ep.SiteHarmonizer().fit(pool.X, **given)
     found = harmonizer.transform(pool.X, **given)
     assert np.isfinite(found).all()

@@ -34,6 +34,8 @@ def evened(scores: FloatArray, members: Mask) -> FloatArray:
     whiten, colour = _power(pooled, -0.5), _power(pooled, 0.5)
     mixing = np.tile(np.eye(scores.shape[1]), (members.shape[1], 1, 1))
     for site, member in enumerate(members.T):
+        if member.sum() == 1:
+            continue  # one person shows no covariance
         white = scores[member] @ whiten
         variances, axes = np.linalg.eigh(white.T @ white / max(len(white), 1))
         variances = np.maximum(variances, 0.0)  # what rounding leaves of 0 must not be below it

@@ -32,7 +32,7 @@ from equipool.models.regression import FAR
 from equipool.models.seeding import seed_for
 from equipool.models.sitemodel import SiteModel, fit_site_model
 from equipool.validation import Inputs, Missing, check_inputs, refuse_text
-from equipool.validation.checks import warn_of_no_site
+from equipool.validation.checks import warn_of_no_site, warn_of_small_sites
 from equipool.validation.findings import listed, plural
 from equipool.validation.inputs import parse_covariates, parse_labels, require_columns
 from equipool.validation.measures import NINE_TENTHS, nine_tenths_of_sorted
@@ -199,7 +199,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
-        self._warn_of_small_sites()
+        warn_of_small_sites(self.sites_, self.model_.people)
         return self
 
     def check_settings(self) -> None:
@@ -339,16 +339,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 np.linalg.solve(without + penalty, goal - shift.T @ read),
             ]
         )
-
-    def _warn_of_small_sites(self) -> None:
-        small = [str(self.sites_[s]) for s in np.flatnonzero(self.model_.people < 3)]
-        if small and len(self.sites_) > 1:
-            warnings.warn(
-                f"{len(small)} site(s) with fewer than 3 people ({', '.join(small[:5])}): their effects are "
-                "mostly those of the pool.",
-                EquipoolWarning,
-                stacklevel=3,
-            )
 
     # -- transform -----------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from equipool.models.seeding import row_noise, seed_for, seeded
 from equipool.models.volumes import fit_volume_sites
 from equipool.nn import EncoderKind, distributed, mlp, site_batches, train
 from equipool.validation import Task
+from equipool.validation.checks import warn_of_small_sites
 from equipool.validation.findings import listed
 from equipool.validation.inputs import parse_covariates, parse_labels
 
@@ -383,6 +384,7 @@ class EquivariantPooler(PoolingEstimator):
             self.affine_ = fit_affine_sites(data.x.double(), c, data.site)
 
     def _before_fit(self, volumes: Volumes, y: Tensor | None, site: Tensor, c: Tensor) -> None:
+        warn_of_small_sites(self.sites_, np.bincount(site.numpy()))
         target = _target_columns(y, len(site))
         self.volume_sites_ = fit_volume_sites(volumes, c.double().numpy(), site.numpy(), target)
 

@@ -47,9 +47,11 @@ BLOCK = 16  # volumes at a time
 SMOOTH = 0.6  # voxels: what is finer is detail, in which noise is looked for
 QUIET = 0.1  # the quantile of voxels that have next to no anatomy of their own in the finest pattern
 BRIGHT = 0.85  # quantile of the template
+FAR = 10.0  # times the bright end of the brain: beyond is no tissue but a failure of the scan
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 PATTERN_PEOPLE = 300  # of whom patterns and directions are found, so that memory does not grow with people
+SMALL = 10  # people of a site, below which its mean brain is to a good part who they are
 TURNS = 10  # of fitting the trend and what scanners do, each beside the other
 
 
@@ -121,16 +123,22 @@ def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
 
 
 def normalised(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
-    """Return volumes at gain 1, with the template's value where they were cut off."""
+    """Return volumes at gain 1, with the template's value where nothing was measured."""
+    return _normalised(rows, template)[0]
+
+
+def _normalised(rows: NDArray[np.floating], template: FloatArray) -> tuple[FloatArray, Mask]:
+    """Return the same, and where nothing was measured: cut off with the skull, or far from any tissue."""
     values: FloatArray = np.asarray(rows, dtype=np.float64) / gains(rows, template)[:, None]
-    np.copyto(values, template, where=np.asarray(rows) == 0)
-    return values
+    absent = (np.asarray(rows) == 0) | (np.abs(values) > FAR)
+    np.copyto(values, template, where=absent)
+    return values, absent
 
 
 def mean_volume(volumes: Volumes) -> tuple[FloatArray, float, bool]:
-    """Return the mean of scans whose bright end is 1, cut-off voxels left out, and the scans' brightness.
+    """Return the mean of scans whose bright end is 1, over what was measured, and the scans' brightness.
 
-    And whether nothing was cut off.
+    And whether every voxel was measured.
     """
     total, measured = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
     logs, dark = np.zeros(1), np.zeros(len(volumes))
@@ -139,8 +147,10 @@ def mean_volume(volumes: Volumes) -> tuple[FloatArray, float, bool]:
         bright = np.quantile(rows, BRIGHT, axis=1)
         dark[start : start + len(rows)] = bright <= 0
         bright = np.where(bright > 0, bright, 1.0)
-        total += (rows / bright[:, None]).sum(axis=0)
-        measured += (rows != 0).sum(axis=0)
+        values = rows / bright[:, None]
+        seen = (rows != 0) & (np.abs(values) <= FAR)
+        total += np.where(seen, values, 0.0).sum(axis=0)
+        measured += seen.sum(axis=0)
         logs += np.log(bright).sum()
     _refuse_dark(volumes, np.flatnonzero(distributed.summed(dark)))  # by all processes, or some would wait
     total, measured, logs = (distributed.summed(values) for values in (total, measured, logs))
@@ -188,7 +198,7 @@ class Scans:
     people
         (sites,): how many of each.
     whole
-        Whether nothing was cut off of any scan.
+        Whether every voxel of every scan was measured.
     straighten
         Takes a scanner's doing out of scans at gain 1, given which rows they are.
     """
@@ -214,12 +224,12 @@ class Scans:
         """Give scans in parts."""
         for start, rows in _blocks(self.volumes):
             part = slice(start, start + len(rows))
-            normal = normalised(rows, self.template)
+            normal, absent = _normalised(rows, self.template)
             if self.straighten is not None:
                 normal = self.straighten(normal, part)
-            # What was cut off is no measurement: once there is a fit, it is what the fit lets expect.
+            # What was not measured is, once there is a fit, what the fit lets expect.
             if self.fitted and not self.whole:
-                np.copyto(normal, self.expected(part), where=rows == 0)
+                np.copyto(normal, self.expected(part), where=absent)
             yield part, normal
 
     def expected(self, part: slice) -> FloatArray:
@@ -233,7 +243,7 @@ class Scans:
             yield part, rows - self.expected(part)
 
     def regress(self) -> None:
-        """Fit sites' levels and the trend, and once more with what to expect of cut-off voxels."""
+        """Fit sites' levels and the trend, and once more with what to expect where nothing was measured."""
         for _ in range(1 if self.whole else 2):
             moments = np.zeros_like(self.moments)
             for part, rows in self.at_gain_one():
@@ -285,14 +295,30 @@ class Scans:
         normal, moments, solution = self.normal_matrix, self.moments, self.solution
         # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
         beyond = apart.beyond_chance(self.shift, people, self._chance())
+        told = self._told(apart.people)
         for _ in range(TURNS):
             means = (moments[:count] - normal[:count, count:] @ solution[count:]) / people[:, None]
             shift = apart.scanners_part(means - share @ means, people, beyond)
+            shift *= told[:, None]
             shift -= share @ shift
             given = pool @ (moments - normal[:, :count] @ shift)
             level_and_trend = np.linalg.inv(pool @ normal @ pool.T) @ given
             solution = np.vstack([level_and_trend[0] + shift, level_and_trend[1:]])
         self.solution = solution
+
+    def _told(self, people: PeoplePatterns) -> FloatArray:
+        """Return the share of small sites' shifts that is not who their people are; of the others', 1.
+
+        By how far large sites are from the pool, beside how far people are from each other. Of one person
+        nothing can be told.
+        """
+        large = self.people >= SMALL
+        if not large.any():
+            large = np.ones_like(large)
+        between = people.variances.sum() + people.rest * (self.volumes.shape[1] - len(people.variances))
+        size = (self.shift[large] ** 2).sum(axis=1) / between - self.shift_variance[large]
+        scanners = self.people * max(float(size.mean()), 0.0)
+        return np.where(self.people >= SMALL, 1.0, np.where(self.people > 1, scanners / (1 + scanners), 0.0))
 
     def _chance(self) -> float:
         """Return how much larger sites' distances are by chance than those of plain means.
@@ -311,6 +337,8 @@ class QuietScans:
     def __init__(self, scans: Scans, dummies: FloatArray, box: Box) -> None:
         self.scans, self.dummies, self.box = scans, dummies, box
         self.noise, self.kept = _kept_detail(scans.residuals, dummies, box)
+        self.alone = scans.people == 1  # of one person neither noise nor spread can be told
+        self.kept[self.alone] = 1.0
 
     def residuals(self) -> Parts:
         """Give it in parts."""
@@ -328,7 +356,9 @@ class QuietScans:
         pooled = squares.sum(axis=0) / people.sum()
         own = (squares + SPREAD_PEOPLE * pooled) / (people[:, None] + SPREAD_PEOPLE)
         still = pooled <= 1e-12
-        return np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled))), pooled
+        spread = np.where(still, 1.0, np.sqrt(own / np.where(still, 1.0, pooled)))
+        spread[self.alone] = 1.0
+        return spread, pooled
 
 
 def _kept_detail(

@@ -7,8 +7,9 @@ from one regression, the shift without the chance of whom a site scanned (:mod:`
 The noise is estimated from the finest pattern of what is left and taken out of the detail by a Wiener filter,
 so that a noisy scanner's detail ends as the quiet one's. The spread is what then remains different between
 sites, voxel by voxel and along the directions in which brains vary most. A voxel of exactly 0 was cut off
-with the skull: it is no measurement and stays 0, for a shifted 0 would tell the site. Everything is a sum
-over people: volumes are read in blocks, a few times.
+with the skull: it is no measurement and stays 0, for a shifted 0 would tell the site. Where a scan is many
+times brighter than any tissue it failed, and what the pool shows there is put in its place. Everything is a
+sum over people: volumes are read in blocks, a few times.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ IntArray = NDArray[np.intp]
 
 DIRECTIONS = 40  # in which brains vary most; a site's covariance along them is brought to the pool's
 DIRECTION_SHARE = 0.25  # directions a person, at most: covariances of more are too rough to be compared
+DARK = 0.05  # of the brain's bright end: harmonized scans are bent below, so as not to fall below 0
 CURVATURE = 1e-2  # ridge on squared covariates, so that the trend is straight where the sites' do not overlap
 
 
@@ -109,7 +111,7 @@ class VolumeSites:
         own = self._quiet(own, site, box) / self.spread[site]
         scores = own @ self.directions.T
         own += (np.einsum("nd,nde->ne", scores, self.mixing[site]) - scores) @ self.directions
-        return np.where(absent, 0.0, (trend + own) * float(self.unit))
+        return np.where(absent, 0.0, _above_zero(trend + own, rows) * float(self.unit))
 
     def expected(self, c: FloatArray) -> FloatArray:
         """Return the trend at covariates (rows, K)."""
@@ -158,6 +160,15 @@ class VolumeSites:
         return smooth + self.kept[site] * (own - smooth)
 
 
+def _above_zero(normal: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
+    """Return harmonized scans at gain 1, above 0 where the measured ones nowhere are below.
+
+    What is darker than DARK approaches 0 without reaching it, in the same order.
+    """
+    floored = (np.asarray(rows).min(axis=1) >= 0)[:, None] & (normal < DARK)
+    return np.where(floored, DARK * np.exp((np.minimum(normal, DARK) - DARK) / DARK), normal)
+
+
 def straightened(
     normal: FloatArray, known: Intensities, share: FloatArray, box: Box, template: FloatArray
 ) -> FloatArray:
@@ -172,7 +183,7 @@ def straightened(
 
 
 def fit_volume_sites(volumes: Volumes, c: FloatArray, site: IntArray, extra: FloatArray) -> VolumeSites:
-    """Fit in fourteen passes over the volumes, twelve if nothing was cut off; processes share each pass out.
+    """Fit in fourteen passes over the volumes, twelve if all was measured; processes share each pass out.
 
     Parameters
     ----------

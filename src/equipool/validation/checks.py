@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.validation.findings import Finding, Level, listed, plural, raise_first_error, rows_text
 from equipool.validation.inputs import Inputs
 
-__all__ = ["Missing", "check_for_fit", "check_inputs", "find_errors", "refuse_text", "warn_of_no_site"]
+__all__ = [
+    "Missing",
+    "check_for_fit",
+    "check_inputs",
+    "find_errors",
+    "refuse_text",
+    "warn_of_no_site",
+    "warn_of_small_sites",
+]
 
 Missing = Literal["error", "impute"]
+LEAST_PEOPLE = 3  # of a site, from whom anything of it can be told
 
 
 def check_inputs(
@@ -46,6 +55,19 @@ def warn_of_no_site(result: str) -> None:
         EquipoolWarning,
         stacklevel=4,
     )
+
+
+def warn_of_small_sites(names: Iterable[Any], people: ArrayLike) -> None:
+    """Say which sites' effects can hardly be told; called by ``fit``."""
+    few = np.asarray(people) < LEAST_PEOPLE
+    small = [str(name) for name, one in zip(names, few, strict=True) if one]
+    if small and len(few) > 1:
+        warnings.warn(
+            f"{plural(len(small), 'site')} with fewer than {LEAST_PEOPLE} people ({listed(small, shown=5)}): "
+            "their effects are mostly those of the pool.",
+            EquipoolWarning,
+            stacklevel=3,
+        )
 
 
 def refuse_text(X: Any) -> None:
