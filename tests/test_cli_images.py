@@ -133,6 +133,15 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     found = nibabel.load(out / "statmaps" / "dx_harmonized_stat-t_statmap.nii.gz").get_fdata()[mask]
     np.testing.assert_allclose(found, expected.t, atol=1e-3)
     assert (out / "statmaps" / "dx.png").read_bytes().startswith(b"\x89PNG")
+    fdr = expected.significant(alpha=0.05, correction="fdr")
+    table = pd.read_csv(out / "statmaps" / "dx_harmonized_clusters-fdr.tsv", sep="\t")
+    assert table["voxels"].sum() == fdr.sum()
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["significant_fdr"]["harmonized"] == fdr.sum()
+    affected = nibabel.load(brain_folder / "derivatives" / "truth" / "affected.nii.gz").get_fdata()[mask] > 0
+    less = fdr & (expected.t > 0)  # of controls minus patients, who have lost tissue nearly everywhere
+    share = summary["detection"]["harmonized"]["fdr"]["found"]
+    assert share == pytest.approx((less & affected).sum() / affected.sum(), abs=0.02)
     assert (out / "statmaps" / "dx_as-measured_stat-t_statmap.nii.gz").is_file()
 
 

@@ -333,3 +333,26 @@ def test_a_truth_that_cannot_be_is_refused():
         detection(t, yes, ~yes, alpha=0)
     with pytest.raises(InputError, match="correction"):
         t.significant(correction="holm")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_visits_of_one_person_count_once(seed):
+    rng = np.random.default_rng(seed)
+    who = np.repeat(np.arange(20), rng.integers(1, 4, 20))
+    rng.shuffle(who)
+    ill, age = np.arange(20) % 2, rng.uniform(60, 80, len(who))
+    values = rng.normal(size=(20, 5))[who] + 0.1 * rng.normal(size=(len(who), 5))
+    found = stat_map(values, ill[who], covariates=age, subject=[f"s{k}" for k in who])
+    means = np.array([values[who == k].mean(axis=0) for k in range(20)])
+    ages = np.array([age[who == k].mean() for k in range(20)])
+    expected = stat_map(means, ill, covariates=ages)
+    np.testing.assert_allclose(found.t, expected.t)
+    assert (found.n, found.df) == (20, expected.df)
+    assert np.abs(stat_map(values, ill[who], covariates=age).t).max() > np.abs(found.t).max()  # too sure
+
+
+def test_who_changes_class_between_visits_is_named():
+    with pytest.raises(InputError, match=r"1 person is of one class .*'b'"):
+        stat_map(np.arange(8.0)[:, None] ** 2, [0, 0, 0, 1, 1, 1, 0, 1], subject=list("aabbccde"))
+    with pytest.raises(InputError, match="subject has 2 values"):
+        stat_map(np.ones((8, 1)), [0, 1] * 4, subject=["a", "b"])

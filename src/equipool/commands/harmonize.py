@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from equipool.commands.outputs import add_json, announce, check_out, content_has
 from equipool.commands.people import add_images, add_roles, preset_roles, read_people, roles
 from equipool.commands.progress import reported
 from equipool.commands.report import report_on_images, report_on_table
+from equipool.commands.statmaps import require_a_map, write_statmaps
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.progress import duration, say
@@ -171,7 +171,7 @@ def _harmonize_images(
     )
     people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     if arguments.statmap:
-        _require_a_map(frame, arguments.statmap, arguments.covariates)
+        require_a_map(frame, arguments.statmap, arguments.covariates, arguments.subject)
     if arguments.dry_run:
         return _dry_run_images(arguments, pool)
     _say_outliers(frame, arguments.site, {**roles(arguments), "features": []})
@@ -199,7 +199,8 @@ def _harmonize_images(
         summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
         pictures = None
         if arguments.statmap:
-            summary["significant"], pictures = _statmaps(arguments, new, frame, volumes, people)
+            found, pictures = write_statmaps(arguments, new, frame, volumes, people)
+            summary |= found
         write_whole(new / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
     made = {"harmonized": out / "sub-…" / "anat", "codes": out / "codes.tsv", "model": out / "model"}
@@ -235,40 +236,6 @@ def _training_folder(frame: pd.DataFrame, volumes: Volumes, facts: dict[str, Any
     return folder
 
 
-def _statmaps(
-    arguments: argparse.Namespace, new: Path, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """Write t-maps before and after with their picture; return how many voxels are significant, and views."""
-    import tempfile
-
-    from equipool.data import Volumes
-    from equipool.evaluate.statmaps import stat_map
-    from equipool.report.brains import statmap_pictures
-    from equipool.report.figures import save_figure
-    from equipool.report.statmaps import statmap_figure, write_statmap
-
-    out, column = new / "statmaps", arguments.statmap
-    called = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
-    others = [name for name in arguments.covariates if name != column]
-    mni = all("space-MNI" in path.name for path in volumes.paths)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
-        files = [new / file for file in people["file"]]
-        clean = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
-        maps = {
-            name: stat_map(values, frame[column], covariates=_columns(frame, others), name=name)
-            for name, values in (("as measured", volumes), ("harmonized", clean))
-        }
-        mean = sum(rows.sum(axis=0) for rows in clean.blocks()) / len(clean)
-        background = volumes.unmask(mean)
-        del clean  # its files are about to go
-    for name, found in maps.items():
-        stem = f"{called}_{name.replace(' ', '-')}"
-        write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
-    save_figure(statmap_figure(maps, volumes.mask, volumes.affine, background), out / f"{called}.png")
-    pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
-    return {name: int(found.significant().sum()) for name, found in maps.items()}, pictures
-
-
 def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
     from equipool.data import check_volumes
 
@@ -281,19 +248,6 @@ def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
         return _say_pool(arguments, pool, what, None)
     # As 203 brains of 4 mm took; steps cost the same for all, the rest goes with reading.
     return _say_pool(arguments, pool, what, SECONDS_PER_STEP * arguments.steps + TIMES_READING * reading)
-
-
-def _require_a_map(frame: pd.DataFrame, column: str, covariates: list[str]) -> None:
-    """Refuse a column that no t-map can be of, before hours of training."""
-    from equipool.evaluate.statmaps import stat_map
-    from equipool.validation import require_columns
-
-    require_columns(frame, [column])
-    others = [name for name in covariates if name != column]
-    try:
-        stat_map(frame.index.to_numpy()[:, None], frame[column], covariates=_columns(frame, others))
-    except InputError as error:
-        raise InputError(f"--statmap {column}: {error}") from error
 
 
 def _say_pool(arguments: argparse.Namespace, pool: PooledDataset, what: str, seconds: float | None) -> int:

@@ -133,6 +133,7 @@ def stat_map(
     covariates: Any = None,
     sites: Any = None,
     positive: Any = None,
+    subject: Any = None,
     name: str = "",
 ) -> StatMap:
     """Regress every voxel on the target, with covariates and sites adjusted where they are given.
@@ -152,6 +153,9 @@ def stat_map(
         Labels; given, each site has an intercept of its own.
     positive
         The class whose excess is a positive effect.
+    subject
+        Whose each row is, where people have several: visits of one person are no independent people, so each
+        person counts once, with the means of their rows.
     name
         What the map is called in figures and files.
 
@@ -170,15 +174,52 @@ def stat_map(
         )
     n, voxels = values.shape
     y, contrast = _target(target, n, positive)
-    basis, scale = _basis(y, n, covariates, sites)
+    persons = None if subject is None else _Persons.of(subject, y, n, classes=bool(contrast))
+    basis, scale = _basis(y, n, covariates, sites, persons)
+    n = len(basis)
     df = n - basis.shape[1]
     effect, t = np.zeros(voxels), np.zeros(voxels)
     tested = np.zeros(voxels, dtype=bool)
     for start, tile in _tiles(values):
         own = slice(start, start + tile.shape[1])
+        if persons is not None:
+            tile = persons.means(tile)
         effect[own], t[own], tested[own] = _regress(tile, basis, scale, df)
     p = np.where(tested, 2 * special.stdtr(df, -np.abs(t)), 1.0)
     return StatMap(t, p, effect, df, name, n, tested, contrast)
+
+
+@dataclass(frozen=True, eq=False)
+class _Persons:
+    """Whose each row is: the rows in order of persons, and where each person's begin."""
+
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, subject: Any, target: FloatArray, n: int, *, classes: bool) -> _Persons:
+        """Sort rows by person; someone of two classes is refused."""
+        _check_length("subject", subject, n)
+        labels = parse_labels(subject)
+        if None in labels:
+            raise InputError(f"subject is empty in row {list(labels).index(None) + 1}; say whose row it is.")
+        names, codes = np.unique(labels.astype(str), return_inverse=True)
+        order = np.argsort(codes, kind="stable")
+        persons = cls(order, np.searchsorted(codes[order], np.arange(len(names))))
+        share = persons.means(target[:, None])[:, 0]
+        mixed = names[(share > 0) & (share < 1)] if classes else names[:0]
+        if len(mixed):
+            raise InputError(
+                f"{plural(len(mixed), 'person is', 'people are')} of one class of the target at one visit, "
+                f"of the other at another ({listed(mixed)}); give the visits of one class, or one a person."
+            )
+        return persons
+
+    def means(self, rows: FloatArray) -> FloatArray:
+        """Return each person's mean of columns (rows, …)."""
+        count = np.diff(self.starts, append=len(self.order))
+        total: FloatArray = np.add.reduceat(rows[self.order], self.starts, axis=0)
+        return total / count[:, None]
 
 
 def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
@@ -257,7 +298,9 @@ def _check_length(name: str, given: Any, n: int) -> None:
         raise InputError(f"{name} has {len(given)} values for {n} people; give one for each person.")
 
 
-def _basis(target: FloatArray, n: int, covariates: Any, sites: Any) -> tuple[FloatArray, float]:
+def _basis(
+    target: FloatArray, n: int, covariates: Any, sites: Any, persons: _Persons | None
+) -> tuple[FloatArray, float]:
     """Return an orthonormal basis of the design, the target last, and the length of the target's own part."""
     intercepts = np.ones((n, 1))
     if sites is not None:
@@ -268,6 +311,10 @@ def _basis(target: FloatArray, n: int, covariates: Any, sites: Any) -> tuple[Flo
             raise InputError(f"The site of person {row + 1} is missing; fill it in or leave the person out.")
         intercepts = (labels[:, None] == np.array(sorted(set(labels)), dtype=object)).astype(np.float64)
     C, names = _covariates(covariates, n)
+    y = target[:, None]
+    if persons is not None:
+        intercepts, C, y = persons.means(intercepts), persons.means(C), persons.means(y)
+        n = len(y)
     columns = intercepts.shape[1] + len(names) + 1
     if n <= columns:
         raise InputError(
@@ -275,7 +322,7 @@ def _basis(target: FloatArray, n: int, covariates: Any, sites: Any) -> tuple[Flo
             f"target); at least {columns + 1} are needed."
         )
     # Centred, the columns are of one size with what of them matters, and rounding can be told from substance.
-    C, y = C - C.mean(axis=0), target - target.mean()
+    C, y = C - C.mean(axis=0), (y - y.mean())[:, 0]
     Q, R = np.linalg.qr(np.column_stack([intercepts, C, y]))
     _refuse_collinear(R, intercepts, C, names, y)
     return Q, float(R[-1, -1])

@@ -284,12 +284,18 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
         stem = path.name.replace("desc-brain", "desc-clean")
         paths.append(folder / path.parent.parent.name / "anat" / stem)
     clean = Volumes.build(paths, mask=volumes.mask)
+    return Truth(clean, *disease_truth(folder, volumes.mask))
+
+
+def disease_truth(
+    folder: Path, mask: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], FloatArray]:
+    """Read from a simulation's truth which voxels the disease changes, which it does not, and which way."""
     affected, unaffected, effect = (
-        read_volume(folder / f"{part}.nii.gz")[volumes.mask]
-        for part in ("affected", "unaffected", "disease_effect")
+        read_volume(folder / f"{part}.nii.gz")[mask] for part in ("affected", "unaffected", "disease_effect")
     )
     direction = np.where(affected > 0, np.sign(effect), 0.0)
-    return Truth(clean, affected > 0, unaffected > 0, direction.astype(np.float64))
+    return affected > 0, unaffected > 0, direction.astype(np.float64)
 
 
 def _fitted(x: FloatArray, site: IntArray) -> list[Any]:
