@@ -56,7 +56,9 @@ def write_statmaps(
         text = table.to_csv(sep="\t", index=False, float_format="%.6g", lineterminator="\n")
         write_whole(out / f"{stem}_clusters-fdr.tsv", text)
     truth = _simulated_truth(arguments, volumes, maps["harmonized"].contrast)
-    figure = statmap_figure(maps, volumes.mask, volumes.affine, background, **truth)
+    # The cautious picture, unless there is nothing in it.
+    how = {} if any(found.significant().any() for found in maps.values()) else FDR
+    figure = statmap_figure(maps, volumes.mask, volumes.affine, background, **truth, **how)
     save_figure(figure, out / f"{called}.png")
     pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
     return _found(maps, truth), pictures

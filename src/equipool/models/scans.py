@@ -51,7 +51,7 @@ FAR = 10.0  # times the bright end of the brain: beyond is no tissue but a failu
 KEPT = 0.1  # least share of the detail that stays
 SPREAD_PEOPLE = 10.0  # people's worth of the pooled spread that a site's own is mixed with
 PATTERN_PEOPLE = 300  # of whom patterns and directions are found, so that memory does not grow with people
-SMALL = 10  # people of a site, below which its mean brain is to a good part who they are
+SMALL = 5  # people of a site; of fewer, its mean brain is mostly who they are
 TURNS = 10  # of fitting the trend and what scanners do, each beside the other
 
 
