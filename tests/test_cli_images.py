@@ -368,3 +368,25 @@ def test_a_model_of_images_is_not_taken_to_a_table(harmonized, tmp_path, capsys)
     simulate_table().pool.to_frame().to_csv(table, index=False)
     assert main(["apply", str(harmonized[0]), str(table), "--out", str(tmp_path / "out")]) == 2
     assert "is of images" in capsys.readouterr().err
+
+
+def test_a_baseline_says_that_it_gives_codes_alone(brain_folder, tmp_path, capsys):
+    from equipool.models import NaivePooler
+
+    people = ep.read_bids(brain_folder)
+    naive = NaivePooler(encoder="components", steps=2).fit(
+        people["path"], people["dx"], site=people["site"], covariates=people[["age"]]
+    )
+    naive.save(tmp_path / "naive")
+    call = ["apply", str(tmp_path / "naive"), str(brain_folder), "--site", "site", "--out"]
+    assert main([*call, str(tmp_path / "out")]) == 0
+    assert "NaivePooler gives codes alone" in capsys.readouterr().err
+    assert (tmp_path / "out" / "codes.tsv").is_file()
+
+
+def test_scanners_of_images_must_have_been_there(harmonized, brain_folder, tmp_path, capsys):
+    out, _ = harmonized
+    call = ["apply", str(out), str(brain_folder), "--out", str(tmp_path / "new"), "--unseen-site", "adapt"]
+    assert main(call) == 2
+    assert "--unseen-site adapt is for tables" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -12,6 +12,7 @@ import pytest
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
+import equipool as ep
 from equipool.cli import main
 from equipool.data import preprocess_folder as folders
 from equipool.data.grid import mni_grid
@@ -273,6 +274,40 @@ def test_sessions_and_runs_stay_apart(tmp_path):
     outcome = preprocess_folder(tmp_path / "bids", tmp_path / "out", COARSE, jobs=1)
     assert list(outcome.facts) == ["sub-1_ses-a_run-1", "sub-1_ses-b_run-1"]
     assert len(list((tmp_path / "out" / "sub-1" / "ses-b" / "anat").glob("*_T1w.nii.gz"))) == 1
+
+
+def test_an_export_of_adni_becomes_a_bids_derivative(tmp_path, capsys):
+    folder, out = tmp_path / "ADNI", tmp_path / "out"
+    rows = ["Subject ID,Sex,Age,Research Group,Imaging Protocol,Image ID,Visit"]
+    for k, (who, group, vendor) in enumerate(
+        [("002_S_0295", "AD", "GE"), ("002_S_0413", "CN", "SIEMENS"), ("005_S_0553", "CN", "Philips")]
+    ):
+        path = put(tmp_path / "heads", f"sub-{k}", brain8())
+        target = folder / who / f"I{100 + k}" / f"ADNI_{who}_I{100 + k}.nii.gz"
+        target.parent.mkdir(parents=True)
+        path.rename(target)
+        rows.append(f"{who},M,{70 + k},{group},Manufacturer={vendor} MEDICAL,I{100 + k},m0{k}")
+    (folder / "export.csv").write_text("\n".join(rows) + "\n")
+    call = ["preprocess", str(folder), str(out), "--preset", "adni", *FLAGS]
+    assert main([*call, "--dry-run"]) == 0
+    assert "sub-002S0413" in capsys.readouterr().out
+    assert main(call) == 0
+    people = ep.read_bids(out)
+    assert people["participant_id"].tolist() == ["sub-002S0295", "sub-002S0413", "sub-005S0553"]
+    assert people["site"].tolist() == ["GE", "Siemens", "Philips"]
+    assert people["age"].tolist() == [70, 71, 72]
+
+    # Visits of one person are told in a table of paths.
+    rows[2] = rows[2].replace("002_S_0413", "002_S_0295").replace(",CN,", ",AD,").replace("SIEMENS", "GE")
+    (folder / "export.csv").write_text("\n".join(rows) + "\n")
+    again = tmp_path / "again"
+    assert main(["preprocess", str(folder), str(again), "--preset", "adni", *FLAGS]) == 0
+    assert "people.tsv" in capsys.readouterr().out
+    table = pd.read_csv(again / "people.tsv", sep="\t")
+    assert table["participant_id"].tolist() == ["sub-002S0295", "sub-002S0295", "sub-005S0553"]
+    assert all((again / path).is_file() for path in table["path"])
+    assert "ses-m01" in table["path"][1]
+    assert main(["check", str(again / "people.tsv"), "--images", "path"]) in (0, 1)
 
 
 def test_only_what_changed_is_done_again(bids, tmp_path):

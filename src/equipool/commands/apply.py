@@ -14,6 +14,7 @@ from equipool.commands.people import add_images, preset_roles, read_people
 from equipool.commands.progress import reported
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.progress import say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,6 +135,12 @@ def _apply_to_table(
     return 0
 
 
+def _why_none(arguments: argparse.Namespace, model: Any) -> str:
+    if arguments.site:
+        return f"a {type(model).__name__} gives codes alone (in Python, reconstruct() gives volumes)"
+    return "name the sites with --site"
+
+
 def _apply_to_images(
     arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, images: str, facts: dict[str, Any]
 ) -> int:
@@ -145,6 +152,11 @@ def _apply_to_images(
     people = derivative.people_of(frame, images, arguments.id or arguments.subject)
     volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
     covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
+    if arguments.unseen_site != "error":
+        raise InputError(
+            f"--unseen-site {arguments.unseen_site} is for tables: a scanner must have been there at fit; "
+            "fit again with its images, or leave --site out (--site none) for codes alone."
+        )
     wanted = bool(arguments.site) and hasattr(model, "harmonize")
     if wanted:
         _try(model, volumes, frame[arguments.site], covariates)
@@ -171,7 +183,7 @@ def _apply_to_images(
     if wanted:
         made["harmonized"] = out / "sub-…" / "anat"
     else:
-        print("equipool: no images were harmonized; name the sites with --site.", file=sys.stderr)
+        say(f"equipool: no images were harmonized; {_why_none(arguments, model)}.")
     announce(arguments.json, made, people=len(volumes))
     return 0
 

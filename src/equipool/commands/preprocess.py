@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipool.commands.scheduler import add_scheduler
+from equipool.exceptions import InputError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from equipool.data.preprocess import Steps
 
 __all__ = ["add", "run"]
@@ -29,6 +32,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EPILOG,
     )
     command.add_argument("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
+    command.add_argument(
+        "--preset", choices=("adni", "adcp"), help="how the folder is laid out (default: BIDS)"
+    )
     command.add_argument("out", metavar="OUT", type=Path, help="where the derivative is written")
     command.add_argument(
         "--resolution", type=float, default=2.0, metavar="MM", help="voxel size of the result (default: 2)"
@@ -64,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Preprocess, write the page for quality control, and say what became of the heads."""
     from equipool.data.preprocess import Steps
     from equipool.data.preprocess_folder import preprocess_folder
+    from equipool.data.presets import read_adcp, read_adni
     from equipool.report.quality import write_quality
 
     steps = Steps(arguments.resolution, tuple(arguments.skip), arguments.brain_extracted)
@@ -72,10 +79,21 @@ def run(arguments: argparse.Namespace) -> int:
         for part in ("session", "run", "acq", "desc")
         if getattr(arguments, part) is not None
     }
+    people = None
+    if arguments.preset:
+        if entities:
+            raise InputError(f"--{next(iter(entities))} goes with BIDS names, not with --preset.")
+        people = read_adni(arguments.bids) if arguments.preset == "adni" else read_adcp(arguments.bids)
     if arguments.dry_run:
-        return _dry_run(arguments, steps, entities)
+        return _dry_run(arguments, steps, people, entities)
     outcome = preprocess_folder(
-        arguments.bids, arguments.out, steps, jobs=arguments.jobs, fresh=arguments.fresh, **entities
+        arguments.bids,
+        arguments.out,
+        steps,
+        people=people,
+        jobs=arguments.jobs,
+        fresh=arguments.fresh,
+        **entities,
     )
     quality = {name: facts["quality"] for name, facts in outcome.facts.items()}
     table = write_quality(arguments.out, quality, outcome.pictures, outcome.failed)
@@ -86,13 +104,17 @@ def run(arguments: argparse.Namespace) -> int:
     for name, reason in outcome.failed.items():
         print(f"failed {name}: {reason}")
     print(f"Look at {arguments.out / 'qc.html'}")
+    if people is not None and (arguments.out / "people.tsv").is_file():
+        print(f"Visits are told in {arguments.out / 'people.tsv'}; go on with that table and --images path.")
     return 1 if outcome.failed else 0
 
 
-def _dry_run(arguments: argparse.Namespace, steps: Steps, entities: dict[str, str]) -> int:
+def _dry_run(
+    arguments: argparse.Namespace, steps: Steps, people: pd.DataFrame | None, entities: dict[str, str]
+) -> int:
     from equipool.data.preprocess_folder import find_heads, seconds_per_head
 
-    heads = find_heads(arguments.bids, arguments.out, steps, **entities)
+    heads = find_heads(arguments.bids, arguments.out, steps, people=people, **entities)
     facts = {head.name: None if arguments.fresh else head.read_facts() for head in heads}
     for head in heads:
         print(f"{'to do' if facts[head.name] is None else 'done '}  {head.name}  {head.source}")

@@ -36,7 +36,7 @@ FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Each = Callable[[int, FloatArray], None]
 
-SHOWN = 10  # files that an error names before it only counts the rest
+SHOWN = 100  # files that an error names before it only counts the rest
 TOLERANCE = 1e-3  # mm: affines that differ by less are the same
 MOST_VOXELS = 2**31
 DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more lies

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from equipool.data.bids import find_images
 from equipool.data.mosaic import mosaic
@@ -110,6 +111,7 @@ def preprocess_folder(
     out: str | Path,
     steps: Steps | None = None,
     *,
+    people: pd.DataFrame | None = None,
     jobs: int | None = None,
     fresh: bool = False,
     **entities: Any,
@@ -122,6 +124,10 @@ def preprocess_folder(
         The BIDS folder to read and the one to write.
     steps
         What to do with each head; default: everything, at 2 mm.
+    people
+        What :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp` found in the
+        folder, where it is no BIDS folder. They are written beside the brains: ``participants.tsv``, or where
+        people have several visits, ``people.tsv`` with a path for each.
     jobs
         Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
         (:func:`equipool.parallel.cluster`), all of which see both folders under the same names.
@@ -134,12 +140,14 @@ def preprocess_folder(
     require_extra(steps)
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1; got {jobs}.")
-    heads = find_heads(folder, out, steps, **entities)
+    heads = find_heads(folder, out, steps, people=people, **entities)
     facts = {head.name: found for head in heads if not fresh and (found := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
     if facts:
         say(f"{len(facts)} of {len(heads)} heads are there already")
     _describe(Path(folder), Path(out))
+    if people is not None:
+        _write_people(people, heads, Path(out))
     failed: dict[str, str] = {}
     start = time.perf_counter()
     with _swept(heads):
@@ -159,16 +167,19 @@ def preprocess_folder(
     )
 
 
-def find_heads(folder: str | Path, out: str | Path, steps: Steps, **entities: Any) -> list[Head]:
-    """Return the heads of a BIDS folder with the names of their results."""
+def find_heads(
+    folder: str | Path, out: str | Path, steps: Steps, *, people: pd.DataFrame | None = None, **entities: Any
+) -> list[Head]:
+    """Return the heads of a BIDS folder, or of people whose images are known, with names of their results."""
     folder, out = Path(folder), Path(out)
     if folder.resolve() == out.resolve():
         raise InputError(f"{out} is the folder that is read; write to another one.")
     # Whole paths: a worker of a cluster may have been started in another folder.
-    heads = [
-        Head(_name(path), path.absolute(), out.absolute(), steps)
-        for path in find_images(folder, **entities)["path"]
-    ]
+    if people is None:
+        named = [(_name(path), path) for path in find_images(folder, **entities)["path"]]
+    else:
+        named = list(zip(_names(people), people["path"], strict=True))
+    heads = [Head(name, path.absolute(), out.absolute(), steps) for name, path in named]
     by_name: dict[str, Head] = {}
     for head in heads:
         if head.name in by_name:
@@ -247,6 +258,36 @@ def _describe(folder: Path, out: Path) -> None:
     people = folder / "participants.tsv"
     if people.is_file():
         write_whole(out / "participants.tsv", people.read_bytes())
+
+
+def _names(people: pd.DataFrame) -> list[str]:
+    """Name heads as BIDS has them; visits by what tells them apart, or else by their order."""
+    ids = "sub-" + people["participant_id"].astype(str).map(_label)
+    if ids.is_unique:
+        return list(ids)
+    visits = people.groupby(ids.to_numpy()).cumcount().add(1).astype(str)
+    for column in ("visit", "image_id"):
+        if column in people:
+            told = people[column].astype(str).map(_label)
+            if not pd.concat([ids, told], axis=1).duplicated().any() and (told != "").all():
+                visits = told
+                break
+    return [f"{who}_ses-{visit}" for who, visit in zip(ids, visits, strict=True)]
+
+
+def _label(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]", "", text)
+
+
+def _write_people(people: pd.DataFrame, heads: list[Head], out: Path) -> None:
+    ids = [head.name.split("_")[0] for head in heads]
+    table = people.drop(columns=["path", "participant_id"]).reset_index(drop=True)
+    table.insert(0, "participant_id", ids)
+    name = "participants.tsv"
+    if len(set(ids)) < len(ids):
+        name = "people.tsv"
+        table.insert(1, "path", [str(head.brain.relative_to(head.out)) for head in heads])
+    write_whole(out / name, table.to_csv(sep="\t", index=False, na_rep="n/a", lineterminator="\n"))
 
 
 @contextmanager

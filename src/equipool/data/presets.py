@@ -203,7 +203,7 @@ def _kept(frame: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         warnings.warn(
             f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups)} left out "
-            f"({said}); groups=None keeps them.",
+            f"({said}); in Python, groups=None keeps them.",
             EquipoolWarning,
             stacklevel=3,
         )
