@@ -390,3 +390,23 @@ def test_scanners_of_images_must_have_been_there(harmonized, brain_folder, tmp_p
     assert main(call) == 2
     assert "--unseen-site adapt is for tables" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_people_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, capsys):
+    people = pd.read_csv(brain_folder / "participants.tsv", sep="\t")
+    people["score"] = np.where(np.arange(len(people)) < 3, np.nan, np.arange(len(people)) % 7)
+    table, out = tmp_path / "people.tsv", tmp_path / "out"
+    people.to_csv(table, sep="\t", index=False, na_rep="n/a")
+    call = ["harmonize", str(brain_folder), "--participants", str(table), "--out", str(out), *ROLES, *QUICK]
+    assert main([*call, "--statmap", "score"]) == 0
+    said = capsys.readouterr().err
+    assert "3 rows without a value left out" in said
+    assert "t-map harmonized: 21 people" in said
+
+
+def test_a_table_of_paths_is_told_of_images(tmp_path, capsys):
+    table = tmp_path / "people.csv"
+    table.write_text("participant_id,site,path\na,x,a.nii\nb,y,b.nii\n")
+    assert main(["check", str(table), "--site", "site"]) == 1
+    said = capsys.readouterr()
+    assert "--images path" in said.out + said.err

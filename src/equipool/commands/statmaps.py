@@ -12,7 +12,9 @@ from equipool.files import write_whole
 from equipool.progress import say
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
     from equipool.data import Volumes
     from equipool.evaluate.statmaps import StatMap
@@ -26,29 +28,15 @@ def write_statmaps(
     arguments: argparse.Namespace, new: Path, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write t-maps before and after with their picture; return what they found, and views."""
-    import tempfile
-
-    from equipool.data import Volumes
-    from equipool.evaluate.statmaps import clusters, stat_map
+    from equipool.evaluate.statmaps import clusters
     from equipool.report.brains import statmap_pictures
     from equipool.report.figures import save_figure
     from equipool.report.statmaps import statmap_figure, write_statmap
 
     out, column = new / "statmaps", arguments.statmap
     called = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
-    others = [name for name in arguments.covariates if name != column]
     mni = all("space-MNI" in path.name for path in volumes.paths)
-    given = {"covariates": frame[others] if others else None, "subject": _visitors(frame, arguments.subject)}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
-        files = [new / file for file in people["file"]]
-        clean = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
-        maps = {
-            name: stat_map(values, frame[column], **given, name=name)
-            for name, values in (("as measured", volumes), ("harmonized", clean))
-        }
-        mean = sum(rows.sum(axis=0) for rows in clean.blocks()) / len(clean)
-        background = volumes.unmask(mean)
-        del clean  # its files are about to go
+    maps, background = _before_and_after(arguments, new, frame, volumes, people)
     for name, found in maps.items():
         stem = f"{called}_{name.replace(' ', '-')}"
         write_statmap(out, stem, found, volumes.mask, volumes.affine, mni=mni)
@@ -62,6 +50,33 @@ def write_statmaps(
     save_figure(figure, out / f"{called}.png")
     pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
     return _found(maps, truth), pictures
+
+
+def _before_and_after(
+    arguments: argparse.Namespace, new: Path, frame: pd.DataFrame, volumes: Volumes, people: pd.DataFrame
+) -> tuple[dict[str, StatMap], NDArray[np.floating]]:
+    """Return the maps of scans as measured and as written, and the mean brain to draw them over."""
+    import tempfile
+
+    from equipool.data import Volumes
+    from equipool.evaluate.statmaps import stat_map
+    from equipool.validation.findings import plural
+
+    column, known = arguments.statmap, _known(frame, arguments.statmap)
+    if not known.all():
+        say(f"t-map of {column}: {plural(int((~known).sum()), 'row')} without a value left out.")
+    rows = frame[known]
+    given = _adjusted(rows, column, arguments.covariates, arguments.subject)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+        files = [new / file for file in people["file"][known]]
+        clean = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
+        maps = {
+            name: stat_map(values, rows[column], **given, name=name)
+            for name, values in (("as measured", volumes[known]), ("harmonized", clean))
+        }
+        mean = sum(block.sum(axis=0) for block in clean.blocks()) / len(clean)
+        del clean  # its files are about to go
+    return maps, volumes.unmask(mean)
 
 
 def _found(maps: dict[str, StatMap], truth: dict[str, Any]) -> dict[str, Any]:
@@ -96,11 +111,20 @@ def _simulated_truth(arguments: argparse.Namespace, volumes: Volumes, contrast: 
     return {"truth": -direction if contrast.endswith(" AD") else direction, "unaffected": unaffected}
 
 
-def _visitors(frame: pd.DataFrame, subject: str | None) -> pd.Series | None:
-    """Return whose each row is, where anybody has more than one."""
-    if not subject or frame[subject].is_unique:
-        return None
-    return frame[subject]
+def _known(frame: pd.DataFrame, column: str) -> NDArray[np.bool_]:
+    """Return which rows have a value."""
+    import numpy as np
+
+    from equipool.validation.inputs import parse_labels
+
+    return np.array([label is not None for label in parse_labels(frame[column])], dtype=bool)
+
+
+def _adjusted(frame: pd.DataFrame, column: str, covariates: list[str], subject: str | None) -> dict[str, Any]:
+    """Return what a map allows for: the other covariates, and whose each row is, if anybody has several."""
+    others = [name for name in covariates if name != column]
+    visits = bool(subject) and not frame[subject].is_unique
+    return {"covariates": frame[others] if others else None, "subject": frame[subject] if visits else None}
 
 
 def require_a_map(frame: pd.DataFrame, column: str, covariates: list[str], subject: str | None) -> None:
@@ -109,13 +133,11 @@ def require_a_map(frame: pd.DataFrame, column: str, covariates: list[str], subje
     from equipool.validation import require_columns
 
     require_columns(frame, [column])
-    others = [name for name in covariates if name != column]
+    rows = frame[_known(frame, column)]
+    if rows.empty:
+        raise InputError(f"--statmap {column}: nobody has a value there.")
     try:
-        stat_map(
-            frame.index.to_numpy()[:, None],
-            frame[column],
-            covariates=frame[others] if others else None,
-            subject=_visitors(frame, subject),
-        )
+        given = _adjusted(rows, column, covariates, subject)
+        stat_map(rows.index.to_numpy()[:, None], rows[column], **given)
     except InputError as error:
         raise InputError(f"--statmap {column}: {error}") from error

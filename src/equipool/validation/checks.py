@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Missing = Literal["error", "impute"]
+PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 LEAST_PEOPLE = 3  # of a site, from whom anything of it can be told
 
 
@@ -100,10 +101,12 @@ def _features(inputs: Inputs) -> Iterator[Finding]:
     if not inputs.feature_names:
         left_out = [name for name, _ in inputs.left_out]
         hint = f" (left out: {listed(left_out)})" if left_out else ""
+        paths = [name for name in left_out if name.lower() in PATHS]
+        images = f", or the column of images with --images {paths[0]}" if paths else ""
         yield Finding(
             "error",
             "no-features",
-            f"No column of numbers is left to pool{hint}; name the measurements with --features.",
+            f"No column of numbers is left to pool{hint}; name the measurements with --features{images}.",
         )
 
 
