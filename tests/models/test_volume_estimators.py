@@ -184,6 +184,23 @@ def test_models_that_bent_no_intensities_are_to_be_fitted_again(pooler, tmp_path
         ep.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        (
+            {"encoder": nn.Sequential(nn.Flatten(), nn.LazyLinear(7))},
+            r"encoder must give 8 .*n_latent=8.*\(2, 7\)",
+        ),
+        ({"encoder": nn.Linear(3, 8)}, "encoder cannot take"),
+        ({"decoder": nn.Linear(8, 5)}, r"decoder must give .*n_latent=8.*\(2, 5\)"),
+        ({"encoder": "resnett"}, "'resnet', or a torch module. Got 'resnett'"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused_before_training(volumes, people, modules, words):
+    with pytest.raises(InputError, match=words):
+        fitted(EquivariantPooler, volumes, people, **modules)
+
+
 def test_an_estimator_with_modules_of_the_user_is_saved_without_their_code(volumes, people, tmp_path):
     own = network()
     before = own[2].weight.clone()

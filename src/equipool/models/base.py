@@ -33,6 +33,7 @@ from equipool.models.rows import (
 from equipool.models.seeding import seed_for
 from equipool.nn import Components, EncoderKind, coders, distributed
 from equipool.nn.checkpoints import Checkpoint, Checkpoints, held
+from equipool.nn.networks import require_width
 from equipool.validation import Inputs, Task, check_for_fit, refuse_text
 
 __all__ = ["PoolingEstimator"]
@@ -191,6 +192,18 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self.encoder, n_features, self.n_latent, hidden=self.hidden, mask=mask, decoder=self.decoder
         )
 
+    def _require_fitting_modules(self, n_features: int) -> None:
+        """Refuse modules of the user's that do not fit the data and n_latent."""
+        if not isinstance(self.encoder, nn.Module) and self.decoder is None:
+            return
+        with torch.random.fork_rng(devices=[]):
+            forward, back = self._coders(n_features)
+        latent = f"n_latent={self.n_latent}"
+        if isinstance(self.encoder, nn.Module):
+            require_width("encoder", forward, n_features, self.n_latent, f"numbers a person ({latent})")
+        if self.decoder is not None:
+            require_width("decoder", back, self.n_latent, n_features, f"values a person, given {latent}")
+
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
         """Give an encoder on principal components its components, from at most a thousand people."""
         for module in network.modules():
@@ -280,6 +293,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _prepare(self, inputs: Inputs, array: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
+        self._require_fitting_modules(array.shape[1])
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
         self.covariates_ = tuple(
             Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])

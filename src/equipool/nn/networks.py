@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipool.exceptions import InputError
 from equipool.nn.volumes import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 
-__all__ = ["Components", "EncoderKind", "adversary_network", "coder", "coders", "mlp"]
+__all__ = ["Components", "EncoderKind", "adversary_network", "coder", "coders", "mlp", "require_width"]
 
 EncoderKind = Literal["auto", "mlp", "linear", "components", "resnet"] | nn.Module
 
@@ -71,8 +71,27 @@ def coder(kind: EncoderKind, n_in: int, n_out: int, *, hidden: int = 64) -> nn.M
     if kind == "linear":
         return nn.Linear(n_in, n_out)
     if kind not in ("auto", "mlp"):
-        raise InputError(f"encoder must be 'mlp' or 'linear' for a table. Got {kind!r}.")
+        raise InputError(
+            "encoder must be 'auto', 'mlp', 'linear', 'components', for images also 'resnet', or a torch "
+            f"module. Got {kind!r}."
+        )
     return mlp(n_in, n_out, hidden=hidden)
+
+
+@torch.no_grad()
+def require_width(name: str, module: nn.Module, n_in: int, n_out: int, what: str) -> None:
+    """Refuse a module of the user's that does not give rows of the right width, before it is trained."""
+    first = next(module.parameters(), torch.zeros(()))
+    rows = torch.zeros(2, n_in, dtype=torch.get_default_dtype(), device=first.device)
+    training = module.training
+    try:
+        shape = tuple(module.eval()(rows).shape)
+    except RuntimeError as error:
+        raise InputError(f"Your {name} cannot take what it is given: {str(error).splitlines()[0]}") from error
+    finally:
+        module.train(training)
+    if shape != (2, n_out):
+        raise InputError(f"Your {name} must give {n_out} {what}. It gives shape {shape} for two people.")
 
 
 def coders(
