@@ -410,3 +410,11 @@ def test_a_table_of_paths_is_told_of_images(tmp_path, capsys):
     assert main(["check", str(table), "--site", "site"]) == 1
     said = capsys.readouterr()
     assert "--images path" in said.out + said.err
+
+
+def test_visits_are_told_from_people(tmp_path, capsys):
+    table = tmp_path / "visits.csv"
+    rows = [f"p{k // 2},{'ab'[k % 4 // 2]},{60 + k},{k * 7 % 11}" for k in range(24)]
+    table.write_text("\n".join(["participant_id,site,age,thickness", *rows]) + "\n")
+    assert main(["check", str(table)]) == 0
+    assert "24 rows are visits of 12 people" in capsys.readouterr().err

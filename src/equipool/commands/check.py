@@ -64,6 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
         progress=True,
         **roles(arguments),
     )
+    if arguments.subject and not people[arguments.subject].is_unique:
+        print(
+            f"equipool: {len(people)} rows are visits of {people[arguments.subject].nunique()} people; what "
+            "follows counts rows, so sites have fewer people than it says.",
+            file=sys.stderr,
+        )
     if arguments.write_config:
         print(f"Config: {write_config(arguments.write_config, arguments)}", file=sys.stderr)
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
