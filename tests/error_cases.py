@@ -487,10 +487,16 @@ IMAGES = [
         table(lambda frame: frame.assign(dx=["a", "b", "c"] * 4), "bids/participants.tsv"),
     ),
     Case(
-        "t-maps with a gap",
+        "t-maps of an empty column",
         f"{HARMONIZE_IMAGES} --target none --statmap dx",
-        "person 3",
-        cell(2, "dx", None, "bids/participants.tsv"),
+        "nobody has a value",
+        table(lambda frame: frame.assign(dx=None), "bids/participants.tsv"),
+    ),
+    Case(
+        "t-maps of people who change between visits",
+        f"{HARMONIZE_IMAGES} --target none --subject family --statmap dx",
+        "of one class of the target at one visit",
+        table(lambda frame: frame.assign(family="f"), "bids/participants.tsv"),
     ),
     Case(
         "t-maps of what a covariate fixes",
@@ -619,6 +625,11 @@ APPLY = [
         cell(3, "site", "C", "bids/participants.tsv"),
     ),
     Case(
+        "new images of a site to adapt to",
+        "apply brains bids --out out --unseen-site adapt",
+        "is for tables",
+    ),
+    Case(
         "new images of another grid",
         "apply brains bids --out out",
         "6 × 6 × 7",
@@ -700,6 +711,11 @@ OTHERS = [
         lambda: save("bids/sub-00/anat/sub-00_desc-b_T1w.nii.gz", np.ones((5, 6, 7))),
     ),
     Case("heads at an odd resolution", "preprocess bids out --resolution 99", "resolution"),
+    Case(
+        "heads of a preset by a part of their names",
+        "preprocess bids out --preset adni --session 1",
+        "--session goes with BIDS names",
+    ),
     Case("heads without jobs", "preprocess bids out --jobs 0", "jobs"),
     Case("a step that cannot be skipped", "preprocess bids out --skip all", "n4, register, normalize"),
 ]

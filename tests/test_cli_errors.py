@@ -160,7 +160,7 @@ UNREACHED = {
         evaluate/statmaps.py::_basis evaluate/statmaps.py::_check_length evaluate/statmaps.py::_covariates
         evaluate/statmaps.py::_detection evaluate/statmaps.py::_flags evaluate/statmaps.py::_tiles
         evaluate/statmaps.py::_target evaluate/statmaps.py::detection_at evaluate/statmaps.py::in_volume
-        evaluate/statmaps.py::_refuse_collinear
+        evaluate/statmaps.py::_refuse_collinear evaluate/statmaps.py::of
         evaluate/statmaps.py::significant evaluate/statmaps.py::stat_map
         groups/action.py::_check_shapes groups/action.py::_planes_per_covariate groups/action.py::covariates
         groups/rotations.py::apply groups/rotations.py::compose groups/rotations.py::skew
@@ -168,14 +168,14 @@ UNREACHED = {
         models/base.py::_checked_volumes models/base.py::_features models/base.py::_output
         models/base.py::_split models/base.py::_weigh_classes models/base.py::predict_proba
         models/encoding.py::apart models/encoding.py::covariate_frame
-        models/harmonizer.py::_check models/harmonizer.py::_given_sites models/harmonizer.py::_mask
-        models/harmonizer.py::_rows models/harmonizer.py::_who models/harmonizer.py::check_settings
+        models/arguments.py::chosen_rows models/arguments.py::given_sites models/arguments.py::learned_from
+        models/arguments.py::persons models/harmonizer.py::_check models/harmonizer.py::check_settings
         models/persistence.py::_with_own_modules models/persistence.py::load models/persistence.py::_save
         nn/checkpoints.py::__post_init__ nn/checkpoints.py::_require_same nn/distributed.py::start
         models/pooler.py::_actions models/pooler.py::_build_stage_one models/pooler.py::_given_covariates
         models/pooler.py::_site_codes models/pooler.py::from_preset models/pooler.py::predictor
         models/pooler.py::transport models/rows.py::check_grid models/rows.py::through
-        nn/losses.py::_check_rows nn/networks.py::coder
+        nn/losses.py::_check_rows nn/networks.py::coder nn/networks.py::require_width
         report/statmaps.py::__init__ report/statmaps.py::glass_figure report/statmaps.py::heights
         report/statmaps.py::statmap_figure report/statmaps.py::write_statmap
         validation/checks.py::find_errors validation/inputs.py::_as_frame
