@@ -418,3 +418,16 @@ def test_visits_are_told_from_people(tmp_path, capsys):
     table.write_text("\n".join(["participant_id,site,age,thickness", *rows]) + "\n")
     assert main(["check", str(table)]) == 0
     assert "24 rows are visits of 12 people" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("contrast", "sign"), [("AD - CN", -1), ("CN - AD", 1)])
+def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
+    from argparse import Namespace
+
+    from equipool.commands.statmaps import _simulated_truth
+
+    volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
+    known = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)
+    affected = known["truth"][known["truth"] != 0]
+    assert np.mean(affected == sign) > 0.9  # patients have lost tissue nearly everywhere
+    assert _simulated_truth(Namespace(table=brain_folder, statmap="sex"), volumes, contrast) == {}

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, reason in outcome.failed.items():
         print(f"failed {name}: {reason}")
     print(f"Look at {arguments.out / 'qc.html'}")
-    if people is not None and (arguments.out / "people.tsv").is_file():
+    if people is not None and people["participant_id"].duplicated().any():
         print(f"Visits are told in {arguments.out / 'people.tsv'}; go on with that table and --images path.")
     return 1 if outcome.failed else 0
 
