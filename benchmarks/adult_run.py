@@ -17,11 +17,11 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-from equipool.data.datasets import load_dataset
-from equipool.evaluate.adversaries import paper_adversary, permuted_band, site_readers
-from equipool.evaluate.benchmark import age_from, equivariance_of
-from equipool.evaluate.methods import make_method, settings_of
-from equipool.evaluate.metrics import delta_eq, mmd_measure
+from equipool.benchmark.datasets import load_dataset
+from equipool.benchmark.methods import make_method, settings_of
+from equipool.benchmark.table1 import age_from, equivariance_of
+from equipool.judge.classifiers import paper_adversary, permuted_band, site_readers
+from equipool.judge.scores import delta_eq, mmd_measure
 
 PARTS: dict[str, float] = {}
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipool.data import simulate_table
+from equipool.estimators import SiteHarmonizer
+from equipool.estimators.peers import ComBatPeer
 from equipool.exceptions import InputError
-from equipool.models import SiteHarmonizer
-from equipool.models.peers import ComBatPeer
+from equipool.simulate import simulate_table
 
 METHODS: dict[str, Callable[[], Any]] = {
     "ours": lambda: SiteHarmonizer(),

@@ -79,8 +79,8 @@ def launch(count: int, out: Path, arguments: argparse.Namespace, cases: list[str
 def worker(arguments: argparse.Namespace) -> None:
     import torch
 
-    from equipool import models
-    from equipool.nn import distributed
+    from equipool import distributed
+    from equipool import estimators as models
 
     torch.set_num_threads(1)
     distributed.start()
@@ -121,7 +121,7 @@ def nudged(X):
     """Return features changed in the last bit of float32; of volumes, by way of what is read."""
     import torch
 
-    from equipool.models.rows import ScaledVolumes
+    from equipool.estimators.training_data import ScaledVolumes
 
     if not isinstance(X, list):
         return X * (1 + 2.0**-24 * np.random.default_rng(0).choice([-1, 1], X.shape))
@@ -134,9 +134,9 @@ def train_in_double() -> None:
     """Let everything train in float64, where rounding is a billion times smaller."""
     import torch
 
-    from equipool.models.base import PoolingEstimator
-    from equipool.models.rows import ScaledVolumes, TrainingData
-    from equipool.nn.volumes import SingleModule, VolumeDecoder, VolumeEncoder
+    from equipool.estimators.pooling_estimator import PoolingEstimator
+    from equipool.estimators.training_data import ScaledVolumes, TrainingData
+    from equipool.nn.resnet import SingleModule, VolumeDecoder, VolumeEncoder
 
     torch.set_default_dtype(torch.float64)
     prepare, read = PoolingEstimator._prepare, ScaledVolumes.tensor
@@ -171,7 +171,7 @@ def pool_of(data: str, people: int, resolution: float):
     import equipool as ep
 
     if data == "volumes":
-        from equipool.data.brains import custom_cohort, simulate_brains
+        from equipool.simulate.brains import custom_cohort, simulate_brains
 
         folder = Path(os.environ["EQUIPOOL_CACHE"]) / f"brains-{resolution}"
         if not folder.is_dir():  # in the first run, which is one process

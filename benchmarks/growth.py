@@ -45,7 +45,7 @@ def table(rows: int, sites: int, features: int, **_: int) -> dict[str, Any]:
 
 
 def harmonizer(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.models import SiteHarmonizer
+    from equipool.estimators import SiteHarmonizer
 
     data = table(**size)
     X = data.pop("X")
@@ -54,7 +54,7 @@ def harmonizer(size: dict[str, int]) -> Callable[[], Any]:
 
 
 def pooler(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.models import EquivariantPooler
+    from equipool.estimators import EquivariantPooler
 
     data = table(**size)
     estimator = EquivariantPooler(n_latent=size["latent"], steps=STEPS, batch_size=512, random_state=0)
@@ -71,7 +71,7 @@ def check(size: dict[str, int]) -> Callable[[], Any]:
 
 
 def readers(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.evaluate.adversaries import site_readers
+    from equipool.judge.classifiers import site_readers
 
     data = table(**size)
     half = size["rows"] // 2
@@ -80,14 +80,14 @@ def readers(size: dict[str, int]) -> Callable[[], Any]:
 
 
 def equivariance(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.evaluate.metrics import delta_eq
+    from equipool.judge.scores import delta_eq
 
     data = table(**size)
     return lambda: delta_eq(data["X"], data["covariates"])
 
 
 def discrepancy(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.evaluate.metrics import mmd_measure
+    from equipool.judge.scores import mmd_measure
 
     data = table(**size)
     return lambda: mmd_measure(data["X"], data["site"])
@@ -181,9 +181,6 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10**9, help="leave larger sizes out")
     arguments = parser.parse_args()
     import torch
-
-    import equipool.evaluate.adversaries  # all imports before the first fork
-    import equipool.models  # noqa: F401
 
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from equipool import SiteHarmonizer
-from equipool.evaluate.harmonizers import make_harmonizer
+from equipool.benchmark.harmonizers import make_harmonizer
 
 CLOSED = "ours, closed form"  # without curves and network, which are learned
 TAKEN = "ours, network"  # trained to the end, though there is nothing to learn here

@@ -23,8 +23,8 @@ import pandas as pd
 from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
-from equipool.data import simulate_table
-from equipool.evaluate.harmonizers import HARMONIZERS, SIMULATED, make_harmonizer
+from equipool.benchmark.harmonizers import HARMONIZERS, SIMULATED, make_harmonizer
+from equipool.simulate import simulate_table
 
 METHODS = (*HARMONIZERS[:-2], "clean")  # but for those told the target
 KINDS = {

@@ -65,7 +65,7 @@ class Elsewhere:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    from equipool.evaluate.harmonizers import make_harmonizer, read_pool, score_fold
+    from equipool.benchmark.harmonizers import make_harmonizer, read_pool, score_fold
 
     print("| table | method | " + " | ".join(SCORES) + " |\n" + "|---" * (len(SCORES) + 2) + "|")
     for table in arguments.tables:

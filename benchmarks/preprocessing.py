@@ -20,7 +20,7 @@ from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
 from equipool.data.grid import mni_grid
-from equipool.data.preprocess import (
+from equipool.preprocess.heads import (
     Steps,
     preprocess_head,
     read_head,

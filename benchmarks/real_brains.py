@@ -32,14 +32,14 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
 
 from equipool import EquivariantPooler
+from equipool.benchmark.harmonized_images import block_means
+from equipool.benchmark.harmonizers import READERS, site_readers
 from equipool.data.bids import read_bids
-from equipool.data.images import Volumes
-from equipool.evaluate import adversaries
-from equipool.evaluate.harmonizers import READERS, site_readers
-from equipool.evaluate.volumes import block_means
-from equipool.models.peers import ComBatPeer
-from equipool.models.scans import Box
-from equipool.models.volumes import fit_volume_sites
+from equipool.data.volumes import Volumes
+from equipool.estimators.peers import ComBatPeer
+from equipool.judge import classifiers as adversaries
+from equipool.sites.scans import Box
+from equipool.sites.volume_model import fit_volume_sites
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from equipool.evaluate.statmaps import in_volume, stat_map
+from equipool.judge.statmaps import in_volume, stat_map
 
 
 def people(n: int, voxels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

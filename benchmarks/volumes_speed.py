@@ -26,9 +26,9 @@ import torch
 from torch import nn
 
 from equipool import EquivariantPooler
-from equipool.data.anatomy import Anatomy
-from equipool.data.images import Volumes
-from equipool.nn.volumes import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
+from equipool.data.volumes import Volumes
+from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
+from equipool.simulate.anatomy import Anatomy
 
 PEOPLE = 2000
 PARTS = ("network", "memory", "reading")

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import equipool as ep
-from equipool.data.brains import COHORTS, Cohort
+from equipool.simulate.brains import COHORTS, Cohort
 
 work = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 folder = Path(work.name) / "bids"

@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import equipool as ep
-from equipool.evaluate import site_readers
-from equipool.models import NaivePooler
+from equipool.estimators import NaivePooler
+from equipool.judge import site_readers
 
 rng = np.random.default_rng(0)
 people = 800

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import equipool as ep
-from equipool.evaluate import site_readers
+from equipool.judge import site_readers
 
 truth = ep.simulate_table(people=100, overlap=0.5, random_state=1)
 pool = truth.pool

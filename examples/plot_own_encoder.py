@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import equipool as ep
-from equipool.evaluate import site_readers
 from equipool.groups.testing import equivariance_error
+from equipool.judge import site_readers
 
 
 class TwoHalves(nn.Module):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from equipool.data import uci
+from equipool.benchmark import uci
 from equipool.exceptions import EquipoolError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,7 +55,7 @@ def arc4mm():
 @pytest.fixture(scope="session")
 def brains():
     """Twenty-four made-up people of three scanners at 8 mm."""
-    from equipool.data.brains import custom_cohort, simulate_brains
+    from equipool.simulate.brains import custom_cohort, simulate_brains
 
     return simulate_brains(custom_cohort([8, 8, 8], [4, 4, 4]), resolution=8)
 

@@ -5,7 +5,7 @@ import json
 
 from safetensors.numpy import load_file, save_file
 
-from equipool.models import persistence
+from equipool.estimators import persistence
 
 
 def forged(folder, name, value):

@@ -12,7 +12,7 @@ import equipool as ep
 # No file may grow beyond this in the child: the system refuses the write, as a full disk does.
 CHILD = """
 import resource, signal, sys
-from equipool.cli import main
+from equipool.cli.app import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 sys.exit(main(sys.argv[1:]))
@@ -53,8 +53,8 @@ def test_a_full_disk(table, tmp_path, call):
 
 
 def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, monkeypatch, capsys):
-    from equipool.cli import main
-    from equipool.commands import tables
+    from equipool.cli import outcome_tables as tables
+    from equipool.cli.app import main
     from equipool.exceptions import EquipoolError
 
     out = tmp_path / "result"
@@ -78,7 +78,7 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
 
 
 def test_a_result_of_other_data_is_not_overwritten(table, tmp_path, capsys):
-    from equipool.cli import main
+    from equipool.cli.app import main
 
     own = tmp_path / "own.csv"
     own.write_text(table.read_text())

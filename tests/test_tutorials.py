@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equipool.cli import main
+from equipool.cli.app import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 

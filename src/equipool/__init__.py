@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from equipool.version import __version__
 
 if TYPE_CHECKING:
     from equipool.data import PooledDataset as PooledDataset
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from equipool.data import check as check
     from equipool.data import read_bids as read_bids
     from equipool.data import read_table as read_table
-    from equipool.data import simulate_table as simulate_table
-    from equipool.data.brains import simulate_brains as simulate_brains
+    from equipool.estimators import EquivariantPooler as EquivariantPooler
+    from equipool.estimators import SiteHarmonizer as SiteHarmonizer
+    from equipool.estimators import load as load
     from equipool.groups import CovariateAction as CovariateAction
-    from equipool.models import EquivariantPooler as EquivariantPooler
-    from equipool.models import SiteHarmonizer as SiteHarmonizer
-    from equipool.models import load as load
+    from equipool.simulate import simulate_table as simulate_table
+    from equipool.simulate.brains import simulate_brains as simulate_brains
 
 # Public names and the modules that hold them: imported at first use, so that `import equipool` is instant.
 _PUBLIC = {
     "CovariateAction": "equipool.groups",
-    "EquivariantPooler": "equipool.models",
+    "EquivariantPooler": "equipool.estimators",
     "PooledDataset": "equipool.data",
-    "SiteHarmonizer": "equipool.models",
+    "SiteHarmonizer": "equipool.estimators",
     "Volumes": "equipool.data",
     "check": "equipool.data",
-    "load": "equipool.models",
+    "load": "equipool.estimators",
     "read_bids": "equipool.data",
     "read_table": "equipool.data",
-    "simulate_brains": "equipool.data.brains",
-    "simulate_table": "equipool.data",
+    "simulate_brains": "equipool.simulate.brains",
+    "simulate_table": "equipool.simulate",
 }
 
 __all__ = [

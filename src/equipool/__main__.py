@@ -10,7 +10,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command line; importing it is part of what may be interrupted."""
     try:
-        from equipool.cli import main as run
+        from equipool.cli.app import main as run
 
         return run()
     except KeyboardInterrupt:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from equipool.exceptions import EquipoolError
 
-__all__ = ["file_sha256", "write_whole"]
+__all__ = ["cache_folder", "file_sha256", "write_whole"]
+
+
+def cache_folder() -> Path:
+    """Return where raw files are kept: ``EQUIPOOL_CACHE``, or the user's cache folder."""
+    own = os.environ.get("EQUIPOOL_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(own) if own else base / "equipool"
 
 
 def file_sha256(path: Path) -> str:

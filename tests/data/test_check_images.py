@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import equipool as ep
-from equipool.cli import main
+from equipool.cli.app import main
 
 SHAPE = (5, 6, 4)
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import equipool as ep
+from equipool.estimators import persistence
 from equipool.exceptions import EquipoolError, EquipoolWarning
-from equipool.models import persistence
 
 pytestmark = pytest.mark.fuzz
 
@@ -238,8 +238,8 @@ VALUES = ("1", "-1", "1.5", "nan", "inf", "true", '"age"', '""', '"\\u0000"', '"
 
 
 def test_odd_config_files(tmp_path, capsys):
-    from equipool.cli import main
-    from equipool.commands.config import read_config
+    from equipool.cli.app import main
+    from equipool.cli.config import read_config
 
     rng = random.Random(7)
     table, written = tmp_path / "t.csv", tmp_path / "written.toml"

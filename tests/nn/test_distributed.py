@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import equipool as ep
+from equipool import distributed
+from equipool.estimators import NaivePooler
 from equipool.exceptions import EquipoolWarning
-from equipool.models import NaivePooler
-from equipool.nn import distributed
 
 SCRIPT = Path(__file__).with_name("together.py")
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

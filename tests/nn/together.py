@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 import equipool as ep
-from equipool import models
-from equipool.data.images import Volumes
+from equipool import distributed
+from equipool import estimators as models
+from equipool.data.volumes import Volumes
+from equipool.estimators.training_data import voxel_scales
 from equipool.groups import CovariateAction
-from equipool.models.rows import voxel_scales
-from equipool.models.volumes import fit_volume_sites
 from equipool.nn import (
     correlation_loss,
-    distributed,
     equivariance_loss,
     grouped_mmd,
     match_loss,
@@ -23,7 +22,8 @@ from equipool.nn import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.volumes import ResNet3d
+from equipool.nn.resnet import ResNet3d
+from equipool.sites.volume_model import fit_volume_sites
 
 ESTIMATORS = {
     "ours": models.EquivariantPooler(steps=50, batch_size=128, stop_early=True),  # of each stage

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import equipool as ep
-from equipool.cli import main
-from equipool.commands.report import _same
+from equipool.cli.app import main
+from equipool.cli.report import _same
 from equipool.data import PooledDataset, check
-from equipool.evaluate.account import Account, account_of_two_tables
-from equipool.report.html import report_page
+from equipool.report.account import Account, account_of_two_tables
+from equipool.report.page import report_page
 from equipool.report.svg import Panel, nice_ticks, number
 
 ROLES = ["--site", "site", "--covariate", "age", "--target", "dx", "--id", "id"]
@@ -25,10 +25,10 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.evaluate.account._tau_of_table", lambda pool, subject, seed: None)
-        patch.setattr("equipool.evaluate.account.embedding", lambda x, seed: x[:, :2])
-        patch.setattr("equipool.evaluate.heldout.TREES", 3)
-        patch.setattr("equipool.evaluate.heldout.MANY", 0)
+        patch.setattr("equipool.report.account._tau_of_table", lambda pool, subject, seed: None)
+        patch.setattr("equipool.report.account.embedding", lambda x, seed: x[:, :2])
+        patch.setattr("equipool.judge.heldout.TREES", 3)
+        patch.setattr("equipool.judge.heldout.MANY", 0)
         yield
 
 
@@ -107,7 +107,7 @@ def test_report_makes_the_same_page_again_without_fitting(folder, capsys, monkey
     page = folder / "report.html"
     before = page.read_bytes()
     page.unlink()
-    monkeypatch.setattr("equipool.models.SiteHarmonizer.fit", None)
+    monkeypatch.setattr("equipool.estimators.SiteHarmonizer.fit", None)
     assert main(["report", str(folder)]) == 0
     assert page.read_bytes() == before
     assert str(page) in capsys.readouterr().out
@@ -172,7 +172,7 @@ def test_numbers_are_the_same_however_they_are_written(one, other, same):
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_judging(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("equipool.commands.report._two_tables", None)
+    monkeypatch.setattr("equipool.cli.report._two_tables", None)
     (tmp_path / "file").write_text("no folder")
     out = tmp_path / "file" / "page.html"
     assert main(["report", str(table), "--after", str(table), *ROLES, "--out", str(out)]) == 2

@@ -11,10 +11,10 @@ import pytest
 
 import equipool as ep
 from equipool.data import PooledDataset, check
-from equipool.evaluate.account import account_of_two_tables
-from equipool.evaluate.statmaps import stat_map
-from equipool.report.brains import statmap_pictures
-from equipool.report.html import write_report
+from equipool.judge.statmaps import stat_map
+from equipool.report.account import account_of_two_tables
+from equipool.report.brain_figures import statmap_pictures
+from equipool.report.page import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -59,8 +59,8 @@ def made(tmp_path_factory):
     roles = {"site": names["site"], "covariates": names["age"], "target": names["dx"], "id": "id"}
     pool = PooledDataset.from_frame(frame, **roles)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.evaluate.account.TAU_STEPS", 5)
-        patch.setattr("equipool.evaluate.heldout.TREES", 3)
+        patch.setattr("equipool.report.account.TAU_STEPS", 5)
+        patch.setattr("equipool.judge.heldout.TREES", 3)
         account = account_of_two_tables(
             pool,
             ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C),

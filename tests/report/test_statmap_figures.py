@@ -5,10 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from equipool.evaluate.statmaps import in_volume, stat_map
 from equipool.exceptions import EquipoolError, InputError
+from equipool.judge.statmaps import in_volume, stat_map
 from equipool.report.figures import save_figure
-from equipool.report.statmaps import glass_figure, statmap_figure, write_statmap
+from equipool.report.statmap_figures import glass_figure, statmap_figure, write_statmap
 
 AFFINE = np.array([[-8.0, 0, 0, 45], [0, 8, 0, -60], [0, 0, 8, -30], [0, 0, 0, 1]])
 

@@ -1,17 +1,15 @@
-"""Pools of people: reading tables and images, holding and splitting them, making them up with known truth."""
+"""Pools of people: reading tables and images, holding and splitting them."""
 
 from equipool.data.bids import find_images, read_bids
-from equipool.data.guess import guess_roles
-from equipool.data.images import Volumes, check_volumes, write_volume
 from equipool.data.pooled import Covariate, PooledDataset
 from equipool.data.presets import read_adcp, read_adni
-from equipool.data.simulate import SimulatedTable, simulate_table
+from equipool.data.roles import guess_roles
 from equipool.data.tables import check, read_table
+from equipool.data.volumes import Volumes, check_volumes, write_volume
 
 __all__ = [
     "Covariate",
     "PooledDataset",
-    "SimulatedTable",
     "Volumes",
     "check",
     "check_volumes",
@@ -21,6 +19,5 @@ __all__ = [
     "read_adni",
     "read_bids",
     "read_table",
-    "simulate_table",
     "write_volume",
 ]

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from equipool.checks.findings import listed, plural
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
-from equipool.validation.findings import listed, plural
 
 __all__ = ["MissingImages", "find_images", "read_bids", "require_partners"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equipool.checks.findings import listed, plural
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.files import write_whole
 from equipool.progress import Progress
-from equipool.validation.findings import listed, plural
 
 __all__ = [
     "Grid",

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
+from equipool.checks.findings import listed
 from equipool.data.splits import deal, systematic
 from equipool.data.tables import image_paths, label_columns, read_table
 from equipool.exceptions import InputError
-from equipool.validation import Arrays, Inputs, Missing, Roles, Task, check_inputs
-from equipool.validation.findings import listed
 
 __all__ = ["Covariate", "PooledDataset"]
 

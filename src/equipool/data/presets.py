@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
+from equipool.checks.findings import listed, plural
 from equipool.data.bids import MissingImages, require_partners
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
-from equipool.validation.findings import listed, plural
 
 __all__ = ["read_adcp", "read_adni"]
 

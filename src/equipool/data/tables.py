@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
+from equipool.checks.findings import Finding, by_level, listed, plural, rows_text
 from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
-from equipool.validation import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
-from equipool.validation.findings import Finding, by_level, listed, plural, rows_text
 
 __all__ = ["check", "image_paths", "label_columns", "read_columns", "read_table"]
 

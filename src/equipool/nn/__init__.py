@@ -1,6 +1,5 @@
 """Networks, losses and the training loop."""
 
-from equipool.nn import distributed
 from equipool.nn.losses import (
     correlation_loss,
     equivariance_loss,
@@ -22,7 +21,6 @@ __all__ = [
     "coder",
     "coders",
     "correlation_loss",
-    "distributed",
     "equivariance_loss",
     "equivariance_loss_cayley",
     "grouped_mmd",

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
+from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-from equipool.nn import distributed
 
 __all__ = ["Checkpoint", "Checkpoints", "held"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction
-from equipool.nn import distributed
 
 __all__ = [
     "correlation_loss",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipool.exceptions import InputError
-from equipool.nn.volumes import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
+from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 
 __all__ = ["Components", "EncoderKind", "adversary_network", "coder", "coders", "mlp", "require_width"]
 

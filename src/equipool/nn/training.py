@@ -1,6 +1,6 @@
 """The one training loop: batches in which every site appears, early stopping, the best state kept.
 
-It runs in one process or in several (:mod:`equipool.nn.distributed`), and goes on from a checkpoint.
+It runs in one process or in several (:mod:`equipool.distributed`), and goes on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipool.nn import distributed
+from equipool import distributed
 from equipool.nn.checkpoints import Checkpoint
 from equipool.progress import duration
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from equipool.evaluate.account import Account
-from equipool.evaluate.heldout import READERS
-from equipool.evaluate.views import Columns, column
+from equipool.judge.heldout import READERS
+from equipool.judge.scores import Columns
+from equipool.report.account import Account
 from equipool.report.svg import WIDTH, Panel, number, shortened
+from equipool.report.views import column
 
 __all__ = ["Drawing", "Figure", "figures"]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from equipool.data import PooledDataset, SimulatedTable, check, simulate_table
+from equipool.data import PooledDataset, check
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.report.figures import pooling_figure, preflight_figure, save_figure
+from equipool.simulate import SimulatedTable, simulate_table
 
 __all__ = ["run_demo"]
 
@@ -45,8 +46,8 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
 
 def _pool(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     """Fit on half of the people, judge on the other half; harmonize all of them."""
-    from equipool.evaluate import site_readers
-    from equipool.models import EquivariantPooler
+    from equipool.estimators import EquivariantPooler
+    from equipool.judge import site_readers
 
     pool = truth.pool
     first, second = pool.split(0.5, stratify=("site", "target"), random_state=seed)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipool.checks import PreflightReport
 from equipool.data import PooledDataset
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-from equipool.validation import PreflightReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

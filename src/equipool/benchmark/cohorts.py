@@ -1,0 +1,172 @@
+"""The imaging half of the benchmark: simulated cohorts after ADNI and ADCP, and your own folders of them.
+
+``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps, of the people to fit on,
+each scanner's own range of ages alone, so that these do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are
+real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.benchmark.uci import DatasetSplit
+from equipool.data.pooled import PooledDataset
+from equipool.data.volumes import Volumes
+from equipool.exceptions import InputError
+from equipool.files import cache_folder
+from equipool.progress import say
+
+if TYPE_CHECKING:
+    from equipool.simulate.brains import SimulatedBrains
+
+__all__ = [
+    "BRAINS",
+    "is_brains",
+    "is_whole",
+    "load_brains",
+    "place_of",
+    "prepare_brains",
+    "scanned_by_all",
+    "simulated_folder",
+    "whole_cohort",
+]
+
+Mask = NDArray[np.bool_]
+
+BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
+RESOLUTION = 4.0
+COHORT_SEED = 2022  # of the people of the benchmark; methods were developed on other ones
+TEST_SHARE = 0.2
+
+
+def is_brains(name: str) -> bool:
+    """Whether a dataset is one of images."""
+    return name in BRAINS[:4] or name.startswith(("adni:", "adcp:"))
+
+
+def load_brains(name: str, seed: int = 0) -> DatasetSplit:
+    """Return a random split of a cohort: a fifth to judge on, in proportion of scanner and diagnosis."""
+    pool, volumes = _cohort(name.removesuffix("-hard"))
+    train, test = pool.split(TEST_SHARE, stratify=("site", "target", "age"), random_state=seed)
+    fitted = train
+    if name.endswith("-hard"):
+        fitted = train[apart(pool.C[train, 0], pool.site[train], len(pool.sites))]
+    return DatasetSplit(name, pool[fitted], pool[test], pool[train], volumes=volumes)
+
+
+def prepare_brains(name: str) -> None:
+    """Simulate or read a cohort before runs start, so that they need not do it at the same time."""
+    _cohort(name.removesuffix("-hard"))
+
+
+def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDArray[np.bool_]:
+    """Say who lies in the own range of the site's ages: cut so that each site keeps the same share.
+
+    Sites take their turns in the order of their mean ages.
+    """
+    order = np.argsort([age[site == k].mean() for k in range(n_sites)])
+    edges = np.quantile(age, np.linspace(0, 1, n_sites + 1))
+    edges[-1] = np.inf
+    keep = np.zeros(len(age), dtype=bool)
+    for place, k in enumerate(order):
+        keep |= (site == k) & (age >= edges[place]) & (age < edges[place + 1])
+    return keep
+
+
+def place_of(like: str) -> Path:
+    """Return where the cache holds a simulated cohort, or would."""
+    source = Path(__file__).parent
+    code = b"".join((source / name).read_bytes() for name in ("anatomy.py", "brains.py"))
+    digest = hashlib.sha256(code).hexdigest()[:12]
+    return cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-{digest}"
+
+
+def simulated_folder(like: str) -> Path:
+    """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
+    folder = place_of(like)
+    if not is_whole(folder):
+        brains = _simulated(like)
+        say(f"simulating {len(brains)} brains into {folder}")
+        # Aside, and then under its name: another run may be doing the same, and must not read half of it.
+        aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            for _ in brains.write(aside, jobs=os.cpu_count() or 1):
+                pass
+            if not is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+                aside.rename(folder)
+        except OSError:
+            if not is_whole(folder):  # or the other was first after all
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a simulated cohort was written to its end."""
+    return (folder / "participants.tsv").is_file()
+
+
+def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Mask) -> NDArray[np.float32]:
+    """Return people of a simulated cohort as every scanner would have shown them, (sites, people, voxels)."""
+    brains = _simulated(name.removesuffix("-hard").removesuffix("-sim"))
+    scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
+    place = {person: k for k, person in enumerate(brains.people["participant_id"])}
+    scans = np.empty((len(sites), len(ids), int(mask.sum())), dtype=np.float32)
+    for column, person in enumerate(ids):
+        tissues = brains.anatomy.brain(brains.traits(place[person]))
+        for row, site in enumerate(sites):
+            scans[row, column] = brains.image(tissues, scanners[site], place[person])[mask]
+    return scans
+
+
+def _simulated(like: str) -> SimulatedBrains:
+    from equipool.simulate.brains import simulate_brains
+
+    return simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
+
+
+def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    """Return everybody of a cohort, and their volumes."""
+    return _cohort(name.removesuffix("-hard"))
+
+
+@cache
+def _cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    frame, mask = _people(name)
+    pool = PooledDataset.from_frame(
+        frame,
+        site="site",
+        images="path",
+        id="participant_id",
+        covariates="age",
+        target="dx",
+        units={"age": "years"},
+    )
+    volumes = Volumes.build(pool.images or (), mask=mask)
+    return pool, volumes
+
+
+def _people(name: str) -> tuple[pd.DataFrame, Path | None]:
+    from equipool.data.bids import read_bids
+    from equipool.data.presets import read_adcp, read_adni
+
+    kind, _, place = name.partition(":")
+    if place:
+        if not Path(place).exists():
+            raise InputError(f"{place} does not exist; give the folder of {kind.upper()}, as {kind}:FOLDER.")
+        frame = read_adni(place) if kind == "adni" else read_adcp(place)
+        return frame, None
+    folder = simulated_folder(kind.removesuffix("-sim"))
+    return read_bids(folder), folder / "derivatives" / "truth" / "mask.nii.gz"

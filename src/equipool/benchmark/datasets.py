@@ -1,0 +1,46 @@
+"""The datasets of the benchmark by name."""
+
+from __future__ import annotations
+
+from equipool.benchmark.cohorts import BRAINS, is_brains, is_whole, load_brains, place_of
+from equipool.benchmark.uci import FILES, LOADERS, DatasetSplit
+from equipool.exceptions import InputError
+from equipool.files import cache_folder
+from equipool.simulate.brains import COHORTS
+
+__all__ = ["list_datasets", "load_dataset", "require_dataset"]
+
+Row = tuple[str, int | str, int | str, str, bool]
+
+
+def load_dataset(name: str, seed: int = 0) -> DatasetSplit:
+    """Return a dataset by name; the seed only matters where there is no official split."""
+    require_dataset(name)
+    return load_brains(name, seed) if is_brains(name) else LOADERS[name](seed)
+
+
+def require_dataset(name: str) -> None:
+    """Raise an error that names the datasets there are, where this is none of them."""
+    if name not in LOADERS and not is_brains(name):
+        raise InputError(f"There is no dataset {name!r}; there are {', '.join((*LOADERS, *BRAINS))}.")
+
+
+def list_datasets() -> list[Row]:
+    """Return name, people, sites, source, and whether it is in the cache, of every dataset."""
+    found: list[Row] = []
+    for name in LOADERS:
+        people = 1_000 if name == "german" else 45_222
+        source = "UCI" if "overlap" not in name else "UCI, cut by age"
+        raw = [file for file in FILES if file.startswith(f"{name.partition('-')[0]}.")]
+        found.append((name, people, 2, source, all((cache_folder() / file).is_file() for file in raw)))
+    for name in BRAINS:
+        if ":" in name:
+            found.append((name, "yours", "yours", "your folder", False))
+            continue
+        like = name.partition("-")[0]
+        cohort = COHORTS[like]
+        people = sum(cohort.patients) + sum(cohort.controls)
+        source = "simulated" + (", cut by age" if name.endswith("-hard") else "")
+        there = is_whole(place_of(like))
+        found.append((name, people, len(cohort.scanners), source, there))
+    return found

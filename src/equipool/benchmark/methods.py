@@ -1,0 +1,155 @@
+"""The methods of the benchmark by name: the paper's seven, the steps from the paper to ours, and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from equipool.exceptions import InputError
+
+__all__ = [
+    "ABLATION",
+    "METHODS",
+    "SETTINGS",
+    "code_hash",
+    "fingerprint",
+    "make_method",
+    "quick_settings",
+    "read_settings",
+    "settings_of",
+]
+
+Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
+
+# From Algorithm 1 as the paper has it to ours: each step keeps those before it. The last one is ours.
+STEPS: dict[str, dict[str, Any]] = {
+    "paper+frame": {"tau": "frame", "generator": "spread"},
+    "paper+still": {"turning_planes": 1, "independence": 1.0},
+    "paper+finetune": {"finetune": True},
+    "paper+channel": {"power": 6.0},
+    "paper+adversary": {"adversary": 0.5},
+    "paper+bounded": {"bounded": True},
+}
+ABLATION = ("paper", *STEPS, "ours", "transported")
+
+# Where a dataset needs others than the defaults: dataset → method → parameters, "*" for all methods. German's
+# are those of `equipool select german --trials 12 --tolerance 0.01`, see docs/experiments.md.
+SETTINGS: Settings = {
+    "german": {
+        "*": {"steps": 400},
+        "naive": {"encoder": "linear", "hidden": 128, "weight_decay": 0.0},
+        "mmd": {"encoder": "linear", "hidden": 128, "weight_decay": 0.0, "invariance": 3.0},
+        "cai": {"encoder": "linear", "hidden": 64, "weight_decay": 5.0, "invariance": 1.0},
+        "ss": {"encoder": "linear", "hidden": 128, "weight_decay": 1.0, "invariance": 1.0},
+        "rm": {"encoder": "mlp", "hidden": 64, "weight_decay": 1.0, "invariance": 1.0},
+        "paper": {
+            "encoder": "linear",
+            "hidden": 64,
+            "weight_decay": 1.0,
+            "mmd": 0.1,
+            "latent_reconstruction": 0.1,
+        },
+        "ours": {
+            "encoder": "linear",
+            "hidden": 64,
+            "weight_decay": 0.0,
+            "power": 10.0,
+            "adversary": 0.5,
+            "mmd": 0.3,
+        },
+    },
+    # Few scans, many voxels: chosen on another simulated cohort, see docs/experiments.md.
+    **{
+        name: {"*": {"encoder": "components", "steps": 300, "learning_rate": 1e-2}}
+        for name in ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard")
+    },
+}
+
+
+def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
+    """Return what a method is given on a dataset, beside its defaults."""
+    # Methods that a file does not name keep ours, or they would be compared unequally.
+    own = SETTINGS.get(f"{dataset.partition(':')[0]}-sim" if ":" in dataset else dataset, {})
+    chosen = {**own, **(settings or {}).get(dataset, {})}
+    return {**chosen.get("*", {}), **chosen.get(method, {})}
+
+
+def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Settings | None) -> Settings:
+    """Return settings with a third of the steps, to see the whole path soon."""
+    return {
+        dataset: {
+            method: {**own, "steps": max(int(own.get("steps", 1500)) // 3, 1)}
+            for method in methods
+            for own in [settings_of(dataset, method, settings)]
+        }
+        for dataset in datasets
+    }
+
+
+def read_settings(path: Path) -> Settings:
+    """Read settings as :func:`equipool.benchmark.selection.select` writes them."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give the DIR/settings.json that `equipool select` wrote.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for dataset, methods in found.items():
+            for method, changes in methods.items():
+                if method != "*":
+                    make_method(method, 0, settings_of(dataset, method, found))
+                elif not isinstance(changes, dict):
+                    raise TypeError("not a mapping")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path} holds no settings ({error}); give JSON such as "
+            '{"german": {"ours": {"power": 10.0}}}, as `equipool select` writes it.'
+        ) from error
+    return found
+
+
+def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
+    """Return an unfitted estimator by its name in the table."""
+    from equipool import estimators as models
+
+    baselines = {
+        "naive": models.NaivePooler,
+        "mmd": models.MMDPooler,
+        "cai": models.CAIPooler,
+        "ss": models.SubsamplingPooler,
+        "rm": models.RandMatchPooler,
+    }
+    if method in baselines:
+        return baselines[method](random_state=seed, **changes)
+    if method in ("ours", "transported"):
+        own = {"match": "transported"} if method == "transported" else {}
+        return models.EquivariantPooler(random_state=seed, **{**changes, **own})
+    if method == "paper":
+        return models.EquivariantPooler.from_preset("paper", random_state=seed, **changes)
+    if method in STEPS:
+        names = list(STEPS)
+        steps = {k: v for name in names[: names.index(method) + 1] for k, v in STEPS[name].items()}
+        return models.EquivariantPooler.from_preset("paper", random_state=seed, **{**changes, **steps})
+    raise InputError(f"There is no method {method!r}; there are {', '.join([*METHODS, *ABLATION[1:-2]])}.")
+
+
+def fingerprint(estimator: Any) -> str:
+    """Return what decides a run beside data and seed: all parameters, and the code that runs them."""
+    parameters = {k: v for k, v in estimator.get_params().items() if k != "random_state"}
+    text = repr((type(estimator).__name__, sorted(parameters.items()), code_hash()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def code_hash() -> str:
+    """Return a hash of the package's source below the reports: another method is another run."""
+    package = Path(__file__).parents[1]
+    folders = ("groups", "data", "nn", "models", "evaluate")
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

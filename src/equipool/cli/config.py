@@ -1,0 +1,141 @@
+"""Options from a TOML file, which `equipool check --write-config` writes; flags of the call win over it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+
+__all__ = ["add_config", "check_config_path", "read_config", "write_config"]
+
+# Options that belong to one call, not to the data.
+OF_A_CALL = {
+    "help",
+    "config",
+    "write-config",
+    "no-guess",
+    "json",
+    "figure",
+    "out",
+    "dry-run",
+    "force",
+    "fresh",
+}
+
+
+def add_config(command: argparse._ActionsContainer) -> None:
+    """Add the option that names the file."""
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file with options (see check --write-config)"
+    )
+
+
+def read_config(path: Path, command: str) -> dict[str, Any]:
+    """Return what a file says of a command's options, by their names in the parsed arguments."""
+    import tomllib
+
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); `equipool check TABLE --write-config FILE` makes one."
+        ) from error
+    except (ValueError, RecursionError) as error:  # broken TOML or UTF-8, integers of thousands of digits
+        raise InputError(
+            f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
+        ) from error
+    options = _options()
+    known = {key for own in options.values() for key in own}
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}."
+            raise InputError(f"{path} has the unknown key {key!r}; {hint}")
+    own = options.get(command, {})
+    return {own[key].dest: _value(own[key], value, key, path) for key, value in found.items() if key in own}
+
+
+def check_config_path(path: Path) -> None:
+    """Refuse a path that no file can or should be written to."""
+    if path.suffix != ".toml":
+        raise InputError(f"A config file is TOML: end its name in .toml. Got {path.name}.")
+    if path.exists():
+        raise InputError(f"{path} exists already; choose another name, or delete it first.")
+    if not path.parent.is_dir():
+        raise InputError(f"The folder {path.parent} does not exist; make it first.")
+
+
+def write_config(path: Path, arguments: argparse.Namespace) -> Path:
+    """Write the options of a call, with what was guessed, and the others as comments."""
+    lines = [
+        "# Options of equipool for one table or folder; flags of a call win over these.",
+        f"# Use it:  equipool harmonize {arguments.table} --config {path} --out DIR",
+    ]
+    left = ["", "# Not set; take the first # away to set one."]
+    for key, action in {**_options()["check"], **_options()["harmonize"]}.items():
+        value = getattr(arguments, action.dest, action.default)
+        if key in ("covariate", "target", "id") and not value and not (key == "id" and arguments.subject):
+            value = ["none"] if key == "covariate" else "none"
+        set_here = value not in (None, []) and (value != action.default)
+        help = (action.help or "").replace("%%", "%")
+        text = textwrap.wrap(help, 98, initial_indent="# ", subsequent_indent="# ")
+        line = f"{key} = {_toml(value if value is not None else _example(action))}"
+        (lines if set_here else left).extend(["", *text, line if set_here else f"# {line}"])
+    return write_whole(path, "\n".join([*lines, *left, ""]))
+
+
+def _options() -> dict[str, dict[str, argparse.Action]]:
+    """Return the options that a file may set, by command and name."""
+    from equipool.cli import benchmark, check, harmonize, report
+
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    for command in (check, harmonize, report, benchmark):
+        command.add(subparsers)
+    found = {}
+    for name, own in subparsers.choices.items():
+        by_key = {a.option_strings[0].lstrip("-"): a for a in own._actions if a.option_strings}
+        by_key["help"] = by_key.pop("h")
+        found[name] = {key: action for key, action in by_key.items() if key not in OF_A_CALL}
+    return found
+
+
+def _value(action: argparse.Action, value: Any, key: str, path: Path) -> Any:
+    """Return a value as the parser would have it; say what it must be where it is something else."""
+    several, kind = action.nargs == "+", action.type or str
+    each = value if several and isinstance(value, list) else [value]
+    if action.nargs == 0:
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif kind in (int, float):
+        fits = all(type(one) is int or (kind is float and type(one) is float) for one in each)
+        wanted = "a whole number" if kind is int else "a number"
+    else:
+        fits = all(isinstance(one, str) for one in each)
+        wanted = "text in quotes, or a list of it" if several else "text in quotes"
+    if fits and action.choices is not None:
+        fits, wanted = value in action.choices, "one of " + ", ".join(map(str, action.choices))
+    if not fits:
+        raise InputError(f"{path}: {key} must be {wanted}. Got {value!r}.")
+    if action.nargs == 0:
+        return value
+    made = [kind(one) for one in each]  # type: ignore[operator]
+    return made if several else made[0]
+
+
+def _example(action: argparse.Action) -> Any:
+    if action.choices:
+        return next(iter(action.choices))
+    if action.nargs == "+":
+        return []
+    return 1 if action.type is int else 0.5 if action.type is float else ""
+
+
+def _toml(value: Any) -> str:
+    """Write a value; JSON's text, numbers, lists of text, true and false are TOML's."""
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -1,0 +1,66 @@
+"""``equipool datasets``: the datasets of the benchmark, and which of them are in the cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from equipool.cli.outputs import add_json
+from equipool.exceptions import InputError
+
+__all__ = ["add", "run"]
+
+COLUMNS = ("name", "people", "sites", "source", "cached")
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "datasets",
+        help="list or fetch the datasets of the benchmark",
+        description="List the datasets of the benchmark, or fetch some into the cache (the folder that the "
+        "environment variable EQUIPOOL_CACHE names, else the user's own).",
+    )
+    command.add_argument("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
+    command.add_argument("names", nargs="*", metavar="DATASET", help="fetch: such as german")
+    add_json(command)
+    command.set_defaults(command=run, go_on="Files that were fetched are kept; run it again to go on.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List or fetch."""
+    if arguments.action == "list" and arguments.names:
+        raise InputError(f"`datasets list` takes no names; fetch with: datasets fetch {arguments.names[0]}.")
+    if arguments.action == "fetch" and not arguments.names:
+        raise InputError("Name the datasets to fetch, such as german; `equipool datasets` lists them.")
+    return _fetch(arguments) if arguments.action == "fetch" else _list(arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from equipool.benchmark.datasets import list_datasets
+
+    rows = list_datasets()
+    if arguments.json:
+        print(json.dumps({"datasets": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}))
+        return 0
+    table = [COLUMNS, *((*map(str, row[:-1]), "yes" if row[-1] else "no") for row in rows)]
+    width = [max(len(row[k]) for row in table) for k in range(len(COLUMNS))]
+    for row in table:
+        print("  ".join(cell.ljust(size) for cell, size in zip(row, width, strict=True)).rstrip())
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from equipool.benchmark.datasets import load_dataset, require_dataset
+
+    for name in arguments.names:
+        require_dataset(name)
+    fetched = []
+    for name in arguments.names:
+        split = load_dataset(name)
+        fetched.append({"name": name, "train": len(split.train), "test": len(split.test)})
+        if not arguments.json:
+            print(f"{name}: {len(split.train)} people to fit on, {len(split.test)} to judge on")
+    if arguments.json:
+        print(json.dumps({"fetched": fetched}))
+    return 0

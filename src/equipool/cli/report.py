@@ -1,0 +1,281 @@
+"""``equipool report``: the HTML report of a harmonization, ours or anybody's."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipool.cli.outputs import add_json, announce
+from equipool.cli.participants import add_roles, roles
+from equipool.exceptions import InputError
+from equipool.files import file_sha256, write_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from equipool.data import PooledDataset, Volumes
+    from equipool.report.account import Account
+
+__all__ = ["add", "report_on_images", "report_on_table", "run"]
+
+ACCOUNT, PAGE = "account.json", "report.html"
+PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
+MARK = b"Made by equipool"
+MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "report",
+        help="the report of a harmonization again, or of anybody's tables",
+        description="Make the report of a folder that `equipool harmonize` wrote again, without "
+        "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
+        "BEFORE.csv --after AFTER.csv.",
+    )
+    command.add_argument(
+        "table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured"
+    )
+    command.add_argument("--after", type=Path, metavar="FILE", help="the harmonized table")
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page to write (default: report.html, in the folder or here)",
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the folds (default: 0)")
+    add_roles(command)
+    add_json(command)
+    command.set_defaults(command=run, go_on="Nothing was written; run it again.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the report of a folder or of two tables."""
+    from equipool.report.page import write_report
+
+    if arguments.seed < 0:
+        raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
+    source: Path = arguments.table
+    if not source.exists():
+        raise InputError(
+            f"{source} does not exist; give a folder of `equipool harmonize`, or the table as measured."
+        )
+    if source.is_dir():
+        if arguments.after is not None:
+            raise InputError(f"{source} is a folder; --after goes with the table as it was measured.")
+        out = _page(arguments.out or source / PAGE)
+        account = _read_account(source)
+    else:
+        if arguments.after is None:
+            raise InputError(
+                f"{source} is a table; name the harmonized one with --after, or give a folder of "
+                "`equipool harmonize`."
+            )
+        out = _page(arguments.out or Path(PAGE))
+        account = _two_tables(arguments)
+    announce(arguments.json, {"report": write_report(out, account)})
+    return 0
+
+
+def _page(out: Path) -> Path:
+    """Refuse to write over anything but an earlier report, or where nothing can be written."""
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; give the name of a page, such as {out / PAGE}.")
+    if out.exists() and MARK not in out.read_bytes():
+        raise InputError(f"{out} is no report of equipool; choose another name with --out.")
+    folder = next(one for one in out.parents if one.exists())  # the rest of it will be made
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{out} cannot be written in {folder}; choose another place with --out.")
+    return out
+
+
+def _read_account(folder: Path) -> Account:
+    from equipool.report.account import Account
+
+    path = folder / ACCOUNT
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no {ACCOUNT}; it is written by `equipool harmonize` without --no-report."
+        )
+    try:
+        return Account.from_json(path.read_text(encoding="utf-8", errors="replace"))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _two_tables(arguments: argparse.Namespace) -> Account:
+    from equipool.cli.participants import read_people
+    from equipool.data import PooledDataset, check
+    from equipool.data.tables import read_table
+    from equipool.report.account import account_of_two_tables
+
+    for name in ("images", "preset"):
+        setattr(arguments, name, None)
+    frame, _ = read_people(arguments)
+    pool = PooledDataset.from_frame(frame, site=arguments.site, **roles(arguments))
+    labels = [name for name in (arguments.site, arguments.id) if name]
+    after = _aligned(frame, read_table(arguments.after, labels=labels), arguments)
+    given = PooledDataset.from_frame(
+        after, site=arguments.site, like=pool, **{**roles(arguments), "task": None}
+    )
+    preflight = check(frame, site=arguments.site, **roles(arguments))
+    made = _made(arguments, {arguments.table.name: arguments.table, arguments.after.name: arguments.after})
+    print("Judging held-out people …", file=sys.stderr)
+    subject = frame[arguments.subject].to_numpy() if arguments.subject else None
+    return account_of_two_tables(
+        pool, given.features, preflight, subject=subject, seed=arguments.seed, made=made
+    )
+
+
+def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
+    """Return the harmonized table in the order of the other, with the columns that it left out."""
+    after = after.rename(columns=str)
+    id = arguments.id
+    if id:
+        if id not in after:
+            raise InputError(f"{arguments.after} has no column {id!r}, by which rows are matched; add it.")
+        missing = set(before[id].astype(str)) ^ set(after[id].astype(str))
+        if missing or after[id].duplicated().any():
+            who = sorted(missing)[0] if missing else "an id twice"
+            raise InputError(
+                f"{arguments.table} and {arguments.after} are not of the same people ({who!r}); give both "
+                "the same rows."
+            )
+        after = after.set_index(after[id].astype(str)).loc[before[id].astype(str)]
+    if len(before) != len(after):
+        raise InputError(
+            f"{arguments.table} has {len(before)} rows and {arguments.after} {len(after)}; give the "
+            "same people."
+        )
+    after = after.reset_index(drop=True)
+    told = [arguments.site, *arguments.covariates, arguments.target]
+    for name in (name for name in told if name):
+        if name in after and not _same(before[name], after[name], exactly=name == arguments.site):
+            advice = (
+                f"rows were matched by {id!r}, so correct the column, or leave it out of {arguments.after}."
+                if id
+                else "rows are not of the same people; name the column to match them by with --id."
+            )
+            raise InputError(f"Column {name!r} differs between the two tables: {advice}")
+        after = after.assign(**{name: before[name].to_numpy()})
+    return after
+
+
+def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
+    """Compare numbers as numbers, since programs write 34 as 34.0 and round; anything else as text.
+
+    Sites' numbers are names, which nobody rounds: these are compared ``exactly``.
+    """
+    import numpy as np
+    import pandas as pd
+
+    try:
+        first, second = (pd.to_numeric(values).to_numpy(dtype=np.float64) for values in (one, other))
+    except (ValueError, TypeError, OverflowError):
+        return bool((one.astype(str).to_numpy() == other.astype(str).to_numpy()).all())
+    return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
+
+
+# -- at the end of harmonize -------------------------------------------------------------------------------
+
+
+def report_on_table(
+    arguments: argparse.Namespace, frame: pd.DataFrame, pool: PooledDataset, clean: NDArray[np.float64]
+) -> Path:
+    """Write the account and the report of a harmonized table, and return the page."""
+    from equipool.data import check
+    from equipool.estimators import SiteHarmonizer
+    from equipool.report.account import account_of_table
+
+    print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
+    account = account_of_table(
+        pool,
+        clean,
+        check(frame, site=arguments.site, missing=arguments.missing, **roles(arguments)),
+        make=lambda: SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed),
+        subject=frame[arguments.subject].to_numpy() if arguments.subject else None,
+        seed=arguments.seed,
+        made=_made(arguments, {arguments.table.name: arguments.table}),
+    )
+    return _write(arguments.out, account)
+
+
+def report_on_images(
+    arguments: argparse.Namespace,
+    frame: pd.DataFrame,
+    pool: PooledDataset,
+    volumes: Volumes,
+    pooler: Any,
+    people: pd.DataFrame,
+    statmap: dict[str, Any] | None,
+) -> Path:
+    """Write the account and the report of harmonized images, and return the page."""
+    import numpy as np
+
+    from equipool.data.tables import INTENSITY, check
+    from equipool.report.account import account_of_images
+
+    print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
+    brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
+    preflight = check(
+        frame.assign(**{INTENSITY: brightness}),
+        site=arguments.site,
+        **{**roles(arguments), "features": [INTENSITY]},
+    )
+    account = account_of_images(
+        pool,
+        volumes,
+        pooler,
+        preflight,
+        subject=people["participant_id"].to_numpy(),
+        statmap=statmap,
+        seed=arguments.seed,
+        made=_made(arguments, {}, images=volumes.paths),
+    )
+    return _write(arguments.out, account)
+
+
+def _write(out: Path, account: Account) -> Path:
+    from equipool.report.page import write_report
+
+    write_whole(out / ACCOUNT, account.to_json())
+    for one in account.verdict:
+        print(f"{MARKS[one['level']]} {one['text']}", file=sys.stderr)
+    return write_report(out / PAGE, account)
+
+
+def _made(
+    arguments: argparse.Namespace, inputs: dict[str, Path], *, images: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """Return what is needed to make it again."""
+    hashes = {name: file_sha256(path) for name, path in inputs.items()}
+    if images:
+        lines = "".join(f"{file_sha256(path)}  {path.name}\n" for path in images)
+        hashes[f"{len(images)} images (of their list of hashes and names)"] = hashlib.sha256(
+            lines.encode()
+        ).hexdigest()
+    kept = [*roles(arguments), "site", "seed", *(("encoder", "steps", "statmap") if images else ())]
+    settings = {name: getattr(arguments, name) for name in kept}
+    versions = {name: version(name) for name in PACKAGES}
+    return {
+        "source": arguments.table.name,
+        "command": _command(),
+        "versions": {**versions, "python": ".".join(map(str, sys.version_info[:3]))},
+        "settings": settings,
+        "inputs": hashes,
+    }
+
+
+def _command() -> str | None:
+    """Return the command as it was typed, if it was."""
+    program = Path(sys.argv[0])
+    typed = program.stem == "equipool" or program.parent.name == "equipool"
+    return shlex.join(["equipool", *sys.argv[1:]]) if typed else None

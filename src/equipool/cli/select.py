@@ -1,0 +1,57 @@
+"""``equipool select``: choose settings of methods on validation splits."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from equipool.cli.scheduler import add_scheduler
+from equipool.exceptions import MissingExtraError
+
+__all__ = ["add", "run"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "select",
+        help="choose a method's settings on validation splits",
+        description="Search settings on validation splits of the training people: among those within the "
+        "tolerance of the best accuracy, the one from which the site is read worst. A killed search goes on "
+        "where it stopped. `equipool benchmark --settings DIR/settings.json` takes the result.",
+    )
+    command.add_argument("dataset", metavar="DATASET", help="german or adult")
+    command.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    command.add_argument("--trials", type=int, default=20, help="settings tried a method (default: 20)")
+    command.add_argument(
+        "--tolerance", type=float, default=0.05, help="share of the best accuracy given up (default: 0.05)"
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    command.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
+    add_scheduler(command)
+    command.set_defaults(
+        command=run, go_on="Trials that are done are kept; run the same command again to go on."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and say where the settings are."""
+    from equipool.benchmark.datasets import require_dataset
+    from equipool.benchmark.methods import METHODS
+    from equipool.benchmark.selection import select
+
+    require_dataset(arguments.dataset)
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.") from None
+    select(
+        arguments.dataset,
+        arguments.out,
+        methods=METHODS if arguments.methods == ["all"] else arguments.methods,
+        trials=arguments.trials,
+        tolerance=arguments.tolerance,
+        jobs=arguments.jobs,
+    )
+    print(f"Settings: {arguments.out / 'settings.json'}\nTrials: {arguments.out / 'trials.csv'}")
+    return 0

@@ -1,0 +1,400 @@
+"""Volumes: people × brain voxels of one grid, read once from NIfTI files into a memory-mapped cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equipool.checks.findings import plural, rows_text
+from equipool.data.nifti import (
+    check_volumes,
+    read_mask,
+    read_volume,
+    require_same_place,
+    survey,
+    write_volume,
+)
+from equipool.exceptions import EquipoolError, InputError
+from equipool.files import cache_folder, file_sha256, write_whole
+
+__all__ = ["Volumes", "check_volumes", "write_volume"]
+
+FloatArray = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+ChosenMask = tuple[Mask, NDArray[np.float64] | None]  # with the affine of its file
+Rows = Any  # positions, a mask or a slice
+
+SCHEMA = 1
+LEVELS = 65534  # steps between the least and the greatest value of a person; int16 has one more for rounding
+CHANGED = "Some images changed while they were read; try again when they rest."
+VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Volumes:
+    """Brain voxels of several people on one grid; ``volumes[rows]`` selects people without reading them.
+
+    Make one with :meth:`build` from files or :meth:`from_array` from memory.
+
+    Attributes
+    ----------
+    mask
+        (x, y, z): which voxels of the grid are kept, in C order.
+    affine
+        (4, 4): from voxels to mm.
+    paths
+        Where each person's image came from; empty for arrays.
+
+    Examples
+    --------
+    >>> images = np.arange(24.0).reshape(2, 3, 2, 2)
+    >>> volumes = Volumes.from_array(images, np.eye(4), mask=images[0] > 3)
+    >>> volumes
+    Volumes: 2 people, 8 of 3 × 2 × 2 voxels
+    >>> volumes[[1]].read().tolist()
+    [[16.0, 17.0, 18.0, 19.0, 20.0, 21.0, 22.0, 23.0]]
+    >>> volumes.unmask(volumes.read()).shape
+    (2, 3, 2, 2)
+    """
+
+    mask: Mask
+    affine: NDArray[np.float64]
+    paths: tuple[Path, ...]
+    store: NDArray[Any] = field(repr=False)  # everyone's int16 or float32 values; selections share it
+    rows: NDArray[np.intp] = field(repr=False)  # the people of this selection, as rows of the store
+    scales: NDArray[np.float32] | None = field(repr=False)  # (people, 2): value = scale · q + offset
+
+    ndim = 2
+
+    def __post_init__(self) -> None:
+        for array in (self.mask, self.affine, self.rows):
+            array.setflags(write=False)
+
+    # -- building ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_array(
+        cls, data: ArrayLike, affine: ArrayLike, mask: ArrayLike | str | Path | None = None
+    ) -> Volumes:
+        """Take images (n, x, y, z) that are in memory; without a mask, as for :meth:`build`."""
+        images = np.asarray(data, dtype=np.float32)
+        if images.ndim != 4 or 0 in images.shape:
+            raise InputError(f"Images in memory have the axes (people, x, y, z). Got shape {images.shape}.")
+        if mask is None:
+            inside = _derived_mask((np.isfinite(images) & (images != 0)).sum(axis=0), len(images))
+        else:
+            inside = read_mask(mask)[0]
+            if inside.shape != images.shape[1:]:
+                raise InputError(f"The mask has shape {inside.shape}, the images {images.shape[1:]}.")
+        values = images[:, inside]
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(bad):
+            raise InputError(f"Images are NaN or infinite within the mask in {rows_text(bad.tolist())}.")
+        rows = np.arange(len(images))
+        return cls(inside, np.array(affine, dtype=np.float64), (), values, rows, None)
+
+    @classmethod
+    def build(
+        cls,
+        paths: Iterable[str | Path],
+        *,
+        mask: ArrayLike | str | Path | None = None,
+        cache: str | Path | None = None,
+        jobs: int = 1,
+        progress: bool = False,
+    ) -> Volumes:
+        """Check NIfTI files and read them once into the cache; later calls open the cache.
+
+        Values are kept as 16-bit numbers with a scale for each person: exact for whole numbers that span no
+        more than 65 534, else to 1e-5 of the person's range. A file that changed is noticed, and the cache
+        built anew.
+
+        Parameters
+        ----------
+        paths
+            One ``.nii`` or ``.nii.gz`` file a person, all on one grid; see :func:`check_volumes`.
+        mask
+            Voxels to keep: an array (x, y, z) or a NIfTI file on the same grid. By default those that are
+            not zero in at least half of the people.
+        cache
+            Folder that holds caches; by default ``images`` in :func:`equipool.files.cache_folder`.
+        jobs
+            How many files to read at a time.
+        progress
+            Whether to say on the terminal how far it is.
+        """
+        files = tuple(Path(path) for path in paths)
+        chosen = None if mask is None else read_mask(mask)
+        parent = cache_folder() / "images" if cache is None else Path(cache)
+        folder = parent / _key(files, chosen)
+        known = _open(folder, files)
+        if known is not None:
+            return known
+        _build(folder, files, chosen, jobs=jobs, progress=progress)
+        built = _open(folder, files)
+        if built is None:
+            raise EquipoolError(CHANGED)
+        return built
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        grid = " × ".join(str(size) for size in self.mask.shape)
+        return f"Volumes: {plural(len(self), 'person', 'people')}, {self.shape[1]} of {grid} voxels"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """People and voxels."""
+        return len(self.rows), int(self.store.shape[1])
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def __getitem__(self, rows: Rows) -> Volumes:
+        """Select people by a mask, positions or a slice; nothing is read."""
+        positions = np.arange(len(self))[rows]
+        if positions.ndim != 1:
+            raise InputError(
+                "Select people with a mask, a list of positions or a slice, not a single number."
+            )
+        paths = tuple(self.paths[k] for k in positions) if self.paths else ()
+        return replace(self, rows=self.rows[positions], paths=paths)
+
+    def read(self, rows: Rows = None) -> FloatArray:
+        """Return the values of some people of this selection (default: all), (people, voxels)."""
+        chosen = self.rows if rows is None else np.atleast_1d(self.rows[rows])
+        return self._numbers(np.take(self.store, chosen, axis=0), chosen)
+
+    def blocks(self, size: int = 64) -> Iterator[FloatArray]:
+        """Yield everyone's values in order, ``size`` people at a time."""
+        for start in range(0, len(self), size):
+            yield self.read(slice(start, start + size))
+
+    def columns(self, start: int, stop: int) -> FloatArray:
+        """Return everyone's values of some voxels, (people, stop − start)."""
+        return self._numbers(self.store[:, start:stop][self.rows], self.rows)
+
+    def _numbers(self, stored: NDArray[Any], rows: NDArray[np.intp]) -> FloatArray:
+        values = np.array(stored, dtype=np.float32)
+        if self.scales is not None:
+            values *= self.scales[rows, :1]
+            values += self.scales[rows, 1:]
+        return values
+
+    # -- back to images ------------------------------------------------------------------------------------
+
+    def unmask(self, values: ArrayLike, fill: float = 0.0) -> FloatArray:
+        """Put voxels back in their places: (n, voxels) → (n, x, y, z), (voxels,) → (x, y, z)."""
+        given = np.asarray(values, dtype=np.float32)
+        if given.ndim not in (1, 2) or given.shape[-1] != self.shape[1]:
+            raise InputError(f"Expected {self.shape[1]} voxels on the last axis. Got shape {given.shape}.")
+        images = np.full((*given.shape[:-1], *self.mask.shape), fill, dtype=np.float32)
+        images[..., self.mask] = given
+        return images
+
+    def with_values(self, values: ArrayLike) -> Volumes:
+        """Return the same people with other values (people, voxels), in memory."""
+        given = np.asarray(values, dtype=np.float32)
+        if given.shape != self.shape:
+            raise InputError(f"Expected values of shape {self.shape}. Got {given.shape}.")
+        return replace(self, store=given, rows=np.arange(len(given)), scales=None)
+
+    def write(self, values: ArrayLike, index: int, path: str | Path) -> Path:
+        """Write one person's voxels (voxels,) as NIfTI with the header of that person's image.
+
+        Outside of the mask the values are those of the original image; no image of this selection is ever
+        overwritten. Volumes from arrays are written with 0 outside of the mask.
+        """
+        path = Path(path)
+        if path.exists() and any(path.samefile(source) for source in self.paths if source.exists()):
+            raise InputError(f"{path} is one of the images that were read; write the new one elsewhere.")
+        image = self.unmask(values)
+        if not self.paths:
+            import nibabel
+
+            like: Any = nibabel.Nifti1Image(image, self.affine)
+            like.header.set_xyzt_units("mm")
+            return write_volume(path, image, like)
+        source = self.paths[index]
+        if not source.is_file():
+            raise InputError(f"{source} is not there any more; its header is needed to write {path.name}.")
+        original = read_volume(source)
+        return write_volume(path, np.where(self.mask, image, original), source)
+
+
+# -- the cache ---------------------------------------------------------------------------------------------
+
+
+def _key(files: tuple[Path, ...], chosen: ChosenMask | None) -> str:
+    """Return the name of the cache of these files with this mask."""
+    digest = hashlib.sha256(f"{SCHEMA}".encode())
+    for path in files:
+        digest.update(f"\0{os.path.abspath(path)}".encode())
+    if chosen is not None:
+        mask, affine = chosen
+        digest.update(f"\0{mask.shape}{affine}".encode() + np.packbits(mask).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
+    """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        if facts["schema"] != SCHEMA or not _are_as_known(folder, files, facts):
+            return None
+        mask = np.load(folder / MASK, allow_pickle=False)
+        scales = np.load(folder / SCALES, allow_pickle=False)
+        shape = len(files), int(mask.sum())
+        if (folder / VALUES).stat().st_size != 2 * shape[0] * shape[1] or scales.shape != (len(files), 2):
+            return None
+        store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
+        affine = np.array(facts["affine"], dtype=np.float64)
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+    return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
+
+
+def _are_as_known(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
+    """Whether the images are those of the cache; only those with another date are read."""
+    touched = False
+    for path, known in zip(files, facts["files"], strict=True):
+        size, mtime_ns = _stat(path)
+        if size != known["size"]:
+            return False
+        if mtime_ns != known["mtime_ns"]:
+            if file_sha256(path) != known["sha256"]:
+                return False
+            known["mtime_ns"], touched = mtime_ns, True
+    if touched:
+        write_whole(folder / FACTS, json.dumps(facts))
+    return True
+
+
+def _build(
+    folder: Path,
+    files: tuple[Path, ...],
+    chosen: ChosenMask | None,
+    *,
+    jobs: int,
+    progress: bool,
+) -> None:
+    """Build under another name and rename at the end, so that no half of a cache is ever taken for one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+        ) as work:
+            partial = Path(work) / "new"
+            partial.mkdir()
+            _fill(partial, files, chosen, jobs=jobs, progress=progress)
+            with suppress(FileNotFoundError):
+                folder.rename(Path(work) / "old")  # a cache of images that have changed
+            partial.rename(folder)
+    except OSError as error:
+        raise EquipoolError(
+            f"The cache {folder} could not be written: {error.strerror or error}. Make room, or name another "
+            "folder in the environment variable EQUIPOOL_CACHE."
+        ) from error
+
+
+def _fill(
+    folder: Path,
+    files: tuple[Path, ...],
+    chosen: ChosenMask | None,
+    *,
+    jobs: int,
+    progress: bool,
+) -> None:
+    mask = None if chosen is None else chosen[0]
+    scales = np.zeros((len(files), 2), dtype=np.float32)
+    stats = [_stat(path) for path in files]
+    with (folder / VALUES).open("wb") as stream:
+
+        def keep(k: int, image: FloatArray) -> None:
+            quantised, scales[k] = _quantised(image.ravel() if mask is None else image[mask])
+            stream.write(quantised.tobytes())
+
+        grid = survey(files, mask=mask, jobs=jobs, progress=progress, each=keep)
+    if chosen is None:
+        mask = _derived_mask(grid.present, len(files))
+        _compact(folder, len(files), mask)
+    else:
+        require_same_place(chosen[1], grid)
+    assert mask is not None
+    np.save(folder / SCALES, scales, allow_pickle=False)
+    np.save(folder / MASK, mask, allow_pickle=False)
+    facts = {
+        "schema": SCHEMA,
+        "people": len(files),
+        "voxels": int(mask.sum()),
+        "shape": grid.shape,
+        "affine": grid.affine.tolist(),
+        "files": [_facts_of(path) for path in files],
+    }
+    if [_stat(path) for path in files] != stats:
+        raise EquipoolError(CHANGED)
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32, np.float32]]:
+    """Return 16-bit numbers with their scale and offset: value = scale · q + offset.
+
+    Zero comes back as exactly zero, since background and constant voxels are recognised by it.
+    """
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return np.zeros(values.shape, dtype=np.int16), (np.float32(1), np.float32(low))
+    whole = high - low <= LEVELS and bool((values == np.rint(values)).all())
+    scale = np.float32(1.0 if whole else max((high - low) / LEVELS, float(np.finfo(np.float32).tiny)))
+    lowest = np.float32(-(LEVELS // 2))
+    if low <= 0 <= high:
+        # Rounded as in reading, so that the two cancel.
+        offset = -(scale * np.float32(np.rint(-low / scale) + lowest))
+    else:
+        offset = np.float32(low - float(scale) * float(lowest))
+    steps = np.rint((values.astype(np.float64) - float(offset)) / float(scale))
+    limits = np.iinfo(np.int16)
+    return np.clip(steps, limits.min, limits.max).astype(np.int16), (scale, offset)
+
+
+def _derived_mask(present: NDArray[Any], people: int) -> Mask:
+    mask: Mask = 2 * present >= people
+    if not mask.any():
+        raise InputError(
+            "No voxel is different from zero in half of the images; are they aligned? Else give a mask."
+        )
+    return mask
+
+
+def _compact(folder: Path, people: int, mask: Mask) -> None:
+    """Keep the mask's voxels of whole images, a person at a time."""
+    inside = np.flatnonzero(mask)
+    with (folder / VALUES).open("rb") as whole, (folder / "kept").open("wb") as kept:
+        for _ in range(people):
+            kept.write(np.fromfile(whole, np.int16, mask.size)[inside].tobytes())
+    (folder / "kept").replace(folder / VALUES)
+
+
+def _facts_of(path: Path) -> dict[str, Any]:
+    size, mtime_ns = _stat(path)
+    return {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns

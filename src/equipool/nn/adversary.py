@@ -1,0 +1,42 @@
+"""The opponent that tries to read the site from the code while the code is trained not to tell it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from equipool import distributed
+from equipool.nn import adversary_network
+from equipool.nn.training import Trained
+
+__all__ = ["Opponent"]
+
+
+class Opponent:
+    """A site reader with an optimiser of its own, for minimax training (CAI, Xie et al.).
+
+    Sites are weighed so that each counts the same, whatever its size.
+    """
+
+    def __init__(self, n_code: int, site: Tensor, n_sites: int, *, learning_rate: float = 2e-3) -> None:
+        self.network = adversary_network(n_code, n_sites, normalise=False).to(distributed.device())
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=learning_rate)
+        counts = torch.bincount(site, minlength=n_sites).clamp_min(1)
+        self.weights = (counts.sum() / (n_sites * counts)).to(distributed.device())
+
+    @property
+    def trained(self) -> Trained:
+        """The network and its optimiser, for checkpoints."""
+        return self.network, self.optimiser
+
+    def play(self, code: Tensor, site: Tensor) -> Tensor:
+        """Learn from this batch, then return the term that the code's side minimises."""
+        loss = nn.functional.cross_entropy(self.network(code.detach()), site, weight=self.weights)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        return self.score(code, site)
+
+    def score(self, code: Tensor, site: Tensor) -> Tensor:
+        """Return minus the opponent's cross-entropy: small where the site cannot be read."""
+        return -nn.functional.cross_entropy(self.network(code), site, weight=self.weights)

@@ -1,0 +1,193 @@
+"""Networks for volumes: the paper's 3-D ResNet, and a decoder back to the volume, which its code lacks.
+
+An estimator speaks of a volume as a row of the brain's voxels, as the cache holds it; a network for volumes
+sees the box (people, 1, x, y, z). :class:`VolumeEncoder` and :class:`VolumeDecoder` stand between the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipool import distributed
+
+__all__ = ["ResNet3d", "VolumeDecoder", "VolumeEncoder", "voxel_decoder"]
+
+STAGES = (16, 16, 32, 64)
+STRIDES = (2, 2, 2, 1)  # the stem halves the box too
+POOLED = 3  # cells of the last average along each axis: one would forget where in the brain something is
+
+
+class WholeBatch:
+    """Batch normalisation with the statistics of the whole batch, where several processes share it.
+
+    torch's own synchronised form refuses CPUs. In one process this is torch's plain one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
+        layer: Any = self
+        if not layer.training or distributed.own() == slice(None):
+            return super().forward(x)  # type: ignore[misc]
+        axes = [0, *range(2, x.ndim)]
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        count = distributed.batch_rows(len(x)) * x[0, 0].numel()
+        mean = distributed.total(x.sum(axes)) / count
+        centred = x - mean.view(shape)
+        variance = distributed.total(centred.square().sum(axes)) / count
+        with torch.no_grad():
+            layer.num_batches_tracked += 1
+            layer.running_mean.lerp_(mean, layer.momentum)
+            layer.running_var.lerp_(variance * (count / (count - 1)), layer.momentum)
+        scale = layer.weight * torch.rsqrt(variance + layer.eps)
+        return torch.addcmul(layer.bias.view(shape), centred, scale.view(shape))
+
+
+class BatchNorm1d(WholeBatch, nn.BatchNorm1d):
+    """Over people."""
+
+
+class BatchNorm3d(WholeBatch, nn.BatchNorm3d):
+    """Over people and places."""
+
+
+class Dropout(nn.Dropout):
+    """Dropout drawn for the whole batch, so that several processes leave out what one would."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with some numbers 0 and the others larger, in training."""
+        if not self.training:
+            return x
+        rows = distributed.batch_rows(len(x))
+        kept = torch.empty(rows, *x.shape[1:]).bernoulli_(1 - self.p)[distributed.own()]
+        return x * kept.to(x) / (1 - self.p)
+
+
+class ResidualBlock(nn.Module):
+    """BatchNorm–Swish–Conv twice, before the sum, as in the paper's appendix."""
+
+    def __init__(self, n_in: int, n_out: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            BatchNorm3d(n_in),
+            nn.SiLU(),
+            nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False),
+            BatchNorm3d(n_out),
+            nn.SiLU(),
+            nn.Conv3d(n_out, n_out, 3, padding=1),
+        )
+        same = n_in == n_out and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv3d(n_in, n_out, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shortcut plus what the block adds."""
+        return self.shortcut(x) + self.body(x)
+
+
+class ResNet3d(nn.Sequential):
+    """The paper's 3-D ResNet: stages of 16, 16, 32 and 64 channels, then its fully connected block.
+
+    Parameters
+    ----------
+    n_out
+        Numbers that come out.
+    hidden
+        Width of the fully connected block.
+    dropout
+        Its share of numbers left out in training.
+    """
+
+    def __init__(self, n_out: int, *, hidden: int = 64, dropout: float = 0.2) -> None:
+        widths = (STAGES[0], *STAGES)
+        super().__init__(
+            nn.Conv3d(1, widths[0], 3, stride=2, padding=1),
+            *(
+                ResidualBlock(a, b, stride=stride)
+                for a, b, stride in zip(widths[:-1], widths[1:], STRIDES, strict=True)
+            ),
+            BatchNorm3d(widths[-1]),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool3d(POOLED),
+            nn.Flatten(),
+            Dropout(dropout),
+            nn.Linear(widths[-1] * POOLED**3, hidden, bias=False),
+            BatchNorm1d(hidden),
+            nn.SiLU(),
+            Dropout(dropout),
+            nn.Linear(hidden, n_out),
+        )
+        self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+
+
+def voxel_decoder(n_in: int, n_voxels: int, *, hidden: int = 64) -> nn.Sequential:
+    """Return a decoder that mixes ``hidden`` learned maps at full resolution.
+
+    It gives the deviation from the mean brain in each voxel's own scale: folds and borders come with the
+    mean, and the network learns what differs between people. Convolutions upwards were four times slower and
+    rebuilt held-out brains worse (docs/experiments.md).
+    """
+    return nn.Sequential(nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, n_voxels))
+
+
+class SingleModule(nn.Module):
+    """A module that stays in single precision: convolutions in double have no fast form on CPUs."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for tensor in (*self.parameters(), *self.buffers()):
+            if tensor.dtype == torch.float64:
+                tensor.data = tensor.data.float()
+        return self
+
+
+class VolumeEncoder(SingleModule):
+    """Put rows of voxels into the box and encode it; the result has the rows' precision.
+
+    Parameters
+    ----------
+    mask
+        Brain voxels of the box, boolean (x, y, z).
+    body
+        From (people, 1, x, y, z) to (people, n).
+    """
+
+    def __init__(self, mask: Tensor, body: nn.Module) -> None:
+        super().__init__()
+        self.shape = tuple(mask.shape)
+        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
+        self.voxels: Tensor
+        self.body = body
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (people, n) for (people, voxels)."""
+        box = rows.new_zeros(len(rows), self.shape[0] * self.shape[1] * self.shape[2], dtype=torch.float32)
+        box[:, self.voxels] = rows.float()
+        volume = box.view(len(rows), 1, *self.shape).contiguous(memory_format=torch.channels_last_3d)
+        out: Tensor = self.body(volume)
+        return out.to(rows.dtype)
+
+
+class VolumeDecoder(SingleModule):
+    """Decode latents to rows of voxels; the result has the latents' precision.
+
+    Parameters
+    ----------
+    mask
+        Brain voxels of the box.
+    body
+        From (people, n) to (people, voxels), or to a box (people, 1, x, y, z) of which the brain is taken.
+    """
+
+    def __init__(self, mask: Tensor, body: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
+        self.voxels: Tensor
+        self.body = body
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return (people, voxels) for (people, n)."""
+        out: Tensor = self.body(latent.float())
+        rows = out if out.ndim == 2 else out.flatten(1)[:, self.voxels]
+        return rows.to(latent.dtype)

@@ -1,0 +1,1 @@
+"""From T1-weighted heads to brains on the standard grid."""

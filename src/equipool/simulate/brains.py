@@ -1,0 +1,393 @@
+"""Made-up scans of several scanners with known truth: a BIDS folder to try methods on.
+
+The people are those of :mod:`equipool.simulate.anatomy`; a scanner adds its contrast, bias field, gamma,
+blur, noise and gain, each a little different from scan to scan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+from equipool.simulate.anatomy import Anatomy, Traits
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["COHORTS", "Cohort", "Scanner", "SimulatedBrains", "custom_cohort", "simulate_brains"]
+
+FloatArray = NDArray[np.float64]
+Volume = NDArray[np.float32]
+
+CLEAN_CONTRAST = (62.0, 100.0, 18.0)  # grey matter, white matter, fluid
+WAVES = [(i, j, k) for i in range(3) for j in range(3) for k in range(3) if 0 < i + j + k <= 3]
+AFFECTED, UNAFFECTED = 0.10, 0.01  # of the strongest effect: what counts as truly changed, and as not
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """What a scanner does to a brain, before each scan's own deviation.
+
+    Attributes
+    ----------
+    contrast
+        Brightness of grey matter, white matter and fluid.
+    gamma, blur, noise, gain
+        Exponent on intensities relative to white matter; standard deviation of the blur in mm; noise as a
+        share of white matter; overall factor.
+    bias
+        Size of the site's own bias field (logarithmic).
+    """
+
+    name: str
+    contrast: tuple[float, float, float] = CLEAN_CONTRAST
+    gamma: float = 1.0
+    blur: float = 1.0
+    noise: float = 0.02
+    gain: float = 1.0
+    bias: float = 0.06
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who is scanned where: patients and controls of each scanner, ages, and how far ages overlap."""
+
+    scanners: tuple[Scanner, ...]
+    patients: tuple[int, ...]
+    controls: tuple[int, ...]
+    ages: tuple[float, float] = (50.0, 95.0)
+    mean_age: float = 74.0
+    age_sd: float = 9.0
+    overlap: float = 0.95
+
+
+GE = Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1.0, bias=0.08)
+PHILIPS = Scanner("Philips", (60.0, 100.0, 15.0), gamma=1.12, blur=1.8, noise=0.020, gain=1.6, bias=0.06)
+SIEMENS = Scanner("Siemens", (66.0, 100.0, 22.0), gamma=0.93, blur=1.3, noise=0.025, gain=0.7, bias=0.10)
+
+# Sample counts as in the paper. ADCP's three sites all have scanners of one maker.
+COHORTS = {
+    "adni": Cohort((GE, PHILIPS, SIEMENS), (44, 32, 83), (78, 50, 162)),
+    "adcp": Cohort(
+        (
+            Scanner("site1", (63.0, 100.0, 19.0), noise=0.020, blur=1.0, bias=0.06),
+            Scanner("site2", (61.0, 100.0, 17.0), gamma=1.05, noise=0.025, blur=1.3, gain=1.2, bias=0.05),
+            Scanner("site3", (65.0, 100.0, 21.0), gamma=0.96, noise=0.030, blur=1.1, gain=0.9, bias=0.08),
+        ),
+        (10, 10, 5),
+        (39, 33, 19),
+        ages=(55.0, 90.0),
+        mean_age=70.0,
+        age_sd=8.0,
+        overlap=0.8,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedBrains:
+    """A simulated cohort: its table, and scans, clean volumes and true effects made when asked for.
+
+    Attributes
+    ----------
+    people
+        One row a person: participant_id, site, age, sex, dx.
+    anatomy
+        Grid, mask and template.
+    """
+
+    cohort: Cohort
+    people: pd.DataFrame
+    anatomy: Anatomy
+    seed: int
+    hidden: pd.DataFrame = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.people)
+
+    def traits(self, person: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
+        """Return what makes a person's brain, at another age or another stage of the disease if asked."""
+        row = self.hidden.iloc[person]
+        own_age = self.people["age"].iloc[person] if age is None else age
+        return Traits(
+            (self.seed, 1, person),
+            own_age + row["brain_age_gap"],
+            row["atrophy"] if atrophy is None else atrophy,
+            row["size"],
+        )
+
+    def clean(self, person: int, **changes: float) -> Volume:
+        """Return a person's volume without a scanner: even contrast, no blur, no noise."""
+        return _contrasted(self.anatomy.brain(self.traits(person, **changes)), CLEAN_CONTRAST)
+
+    def scan(self, person: int) -> Volume:
+        """Return a person's volume as that person's scanner gives it."""
+        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[person])]
+        return self.image(self.anatomy.brain(self.traits(person)), scanner, person)
+
+    def both(self, person: int) -> tuple[Volume, Volume]:
+        """Return a person's scan and clean volume, with the brain made once."""
+        tissues = self.anatomy.brain(self.traits(person))
+        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[person])]
+        return self.image(tissues, scanner, person), _contrasted(tissues, CLEAN_CONTRAST)
+
+    def image(self, tissues: Tensor, scanner: Scanner, person: int | None = None) -> Volume:
+        """Return what a scanner makes of a brain; without a person, its typical scan free of noise."""
+        from scipy.ndimage import gaussian_filter
+
+        rng = np.random.default_rng(
+            (self.seed, 2, -1 if person is None else person) if person is not None else 0
+        )
+        vary = 0.0 if person is None else 1.0
+        contrast = tuple(c * (1 + vary * 0.01 * rng.normal()) for c in scanner.contrast)
+        step = float(self.anatomy.affine[0, 0])
+        volume = gaussian_filter(_contrasted(tissues, contrast), scanner.blur / step)
+        volume = 100 * (np.maximum(volume, 0) / 100) ** (scanner.gamma * (1 + vary * 0.01 * rng.normal()))
+        jitter = vary * 0.25 * scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES))
+        volume = volume * np.exp(self._field(self._bias_weights(scanner) + jitter))
+        noise = vary * 100 * scanner.noise * rng.normal(size=(2, *volume.shape))
+        volume = np.hypot(volume + noise[0], noise[1])
+        inside = tissues.sum(dim=0).numpy() > 0.02
+        gain = 5.0 * scanner.gain * np.exp(vary * 0.05 * rng.normal())
+        return (gain * volume * inside).astype(np.float32)
+
+    def site_field(self, scanner: Scanner) -> Volume:
+        """Return the site's multiplicative bias field."""
+        return np.exp(self._field(self._bias_weights(scanner))).astype(np.float32)
+
+    def site_effect(self, scanner: Scanner) -> Volume:
+        """Return what a scanner's typical scan adds to the clean template, in the scan's units."""
+        template = self.anatomy.brain(Traits((self.seed, 1, 0), self.cohort.mean_age))
+        volume = self.image(template, scanner)
+        return volume - _contrasted(template, CLEAN_CONTRAST)
+
+    @cached_property
+    def disease_effect(self) -> Volume:
+        """The mean change that the disease makes in a clean volume, over twelve of the people."""
+        return self._mean_change(lambda k: self.clean(k, atrophy=1.0) - self.clean(k, atrophy=0.0))
+
+    @cached_property
+    def age_effect(self) -> Volume:
+        """The mean change of a clean volume in ten years, from 65 to 75, over twelve of the people."""
+        return self._mean_change(lambda k: self.clean(k, age=75.0) - self.clean(k, age=65.0))
+
+    def affected(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the voxels that the disease truly changes, and those that it does not, (x, y, z) each.
+
+        Voxels with a change between 1 % and 10 % of the strongest are neither.
+        """
+        share = np.abs(self.disease_effect) / np.abs(self.disease_effect).max()
+        return (share > AFFECTED) & self.anatomy.mask, (share < UNAFFECTED) & self.anatomy.mask
+
+    def _mean_change(self, change: Callable[[int], Volume]) -> Volume:
+        some = np.linspace(0, len(self) - 1, min(12, len(self))).astype(int)
+        total: Volume = np.mean([change(int(k)) for k in some], axis=0, dtype=np.float32)
+        return total
+
+    def _bias_weights(self, scanner: Scanner) -> FloatArray:
+        names = [known.name for known in self.cohort.scanners]
+        rng = np.random.default_rng((self.seed, 3, names.index(scanner.name)))
+        draws: FloatArray = rng.normal(size=len(WAVES))
+        return scanner.bias * draws / np.sqrt(len(WAVES)) * 1.5
+
+    def _field(self, weights: FloatArray) -> FloatArray:
+        """Return a sum of slow cosines over the box."""
+        axes = [np.cos(np.pi * np.outer(range(3), (np.arange(n) + 0.5) / n)) for n in self.anatomy.shape]
+        total: FloatArray = sum(
+            w * np.einsum("x,y,z->xyz", axes[0][i], axes[1][j], axes[2][k])
+            for w, (i, j, k) in zip(weights, WAVES, strict=True)
+        )
+        return total
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def write(self, out: Path, *, jobs: int = 1) -> Iterator[int]:
+        """Write the BIDS folder with its truth, person by person; yields how many are done.
+
+        ``participants.tsv`` comes last: a folder that has it is whole.
+        """
+        from joblib import Parallel, delayed
+
+        self._write_truth(out / "derivatives" / "truth")
+        # Threads: torch and numpy leave the interpreter to others, and the template is not copied.
+        parallel = Parallel(n_jobs=jobs, prefer="threads", return_as="generator_unordered")
+        tasks = (delayed(self._write_person)(out, k) for k in range(len(self)))
+        yield from (done for done, _ in enumerate(parallel(tasks), start=1))
+        facts = {
+            "Name": "Simulated brains of equipool",
+            "BIDSVersion": "1.9.0",
+            "DatasetType": "derivative",
+            "License": "CC0",
+            "GeneratedBy": [{"Name": "equipool simulate"}],
+        }
+        write_whole(out / "dataset_description.json", json.dumps(facts, indent=1))
+        write_whole(out / "participants.tsv", self.people.to_csv(sep="\t", index=False))
+
+    def _write_person(self, out: Path, person: int) -> None:
+        name = self.people["participant_id"].iloc[person]
+        space = f"space-MNI152NLin2009cAsym_res-{self.anatomy.affine[0, 0]:g}"
+        scan = out / name / "anat" / f"{name}_{space}_desc-brain_T1w.nii.gz"
+        clean = out / "derivatives" / "truth" / name / "anat" / f"{name}_{space}_desc-clean_T1w.nii.gz"
+        for path, volume in zip((scan, clean), self.both(person), strict=True):
+            self._write_volume(path, volume)
+
+    def _write_truth(self, folder: Path) -> None:
+        affected, unaffected = self.affected()
+        maps: dict[str, Any] = {
+            "mask": self.anatomy.mask,
+            "disease_effect": self.disease_effect,
+            "age_effect_10_years": self.age_effect,
+            "affected": affected,
+            "unaffected": unaffected,
+        }
+        for scanner in self.cohort.scanners:
+            maps[f"site-{scanner.name}_field"] = self.site_field(scanner)
+            maps[f"site-{scanner.name}_effect"] = self.site_effect(scanner)
+        for name, volume in maps.items():
+            self._write_volume(folder / f"{name}.nii.gz", volume)
+        hidden = pd.concat([self.people["participant_id"], self.hidden], axis=1)
+        write_whole(folder / "traits.tsv", hidden.to_csv(sep="\t", index=False))
+
+    def _write_volume(self, path: Path, volume: NDArray[Any]) -> None:
+        import gzip
+
+        from nibabel.nifti1 import Nifti1Image
+
+        kind = np.uint8 if volume.dtype == bool else np.float32
+        image: Any = Nifti1Image(volume.astype(kind), self.anatomy.affine)
+        image.header.set_xyzt_units("mm")
+        image.header["sform_code"] = image.header["qform_code"] = 4
+        # The same volume gives the same bytes: the time of writing is left out.
+        write_whole(path, gzip.compress(image.to_bytes(), compresslevel=3, mtime=0))
+
+
+def simulate_brains(
+    like: str | Cohort = "adni",
+    *,
+    overlap: float | None = None,
+    resolution: float = 4.0,
+    random_state: int = 0,
+) -> SimulatedBrains:
+    """Simulate a cohort of brains from several scanners.
+
+    Parameters
+    ----------
+    like
+        ``"adni"`` or ``"adcp"`` for the paper's scanners and sample counts, or your own :class:`Cohort`.
+    overlap
+        Of the scanners' ages: from 0, where they do not overlap at all, to 1; default: the cohort's.
+    resolution
+        Voxel size in mm.
+    random_state
+        The same number gives the same people and scans.
+    """
+    if isinstance(like, str) and like not in COHORTS:
+        raise InputError(f"There is no cohort {like!r}; there are {', '.join(COHORTS)}.")
+    cohort = COHORTS[like] if isinstance(like, str) else like
+    overlap = cohort.overlap if overlap is None else overlap
+    if not 0 <= overlap <= 1:
+        raise InputError(f"overlap must lie between 0 and 1. Got {overlap}.")
+    people, hidden = _draw_people(cohort, overlap, random_state)
+    return SimulatedBrains(cohort, people, Anatomy(resolution), random_state, hidden)
+
+
+def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) -> Cohort:
+    """Return a cohort of so many people at each of several sites, with made-up scanners.
+
+    Parameters
+    ----------
+    people
+        How many each site has.
+    patients
+        How many of them are ill; default: two fifths.
+
+    Examples
+    --------
+    >>> cohort = custom_cohort([10, 20], [5, 5])
+    >>> [scanner.name for scanner in cohort.scanners], cohort.patients, cohort.controls
+    (['site1', 'site2'], (5, 5), (5, 15))
+    """
+    ill = [round(0.4 * n) for n in people] if patients is None else list(patients)
+    if len(ill) != len(people):
+        raise InputError(
+            f"There are {len(people)} sites with people and {len(ill)} with patients; give both for each."
+        )
+    for k, (n, m) in enumerate(zip(people, ill, strict=True), start=1):
+        if not 0 <= m <= n or n < 1:
+            raise InputError(
+                f"site{k} cannot have {m} patients among {n} people; give fewer patients, or more people."
+            )
+    healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
+    return Cohort(tuple(_made_up_scanner(k) for k in range(len(people))), tuple(ill), healthy)
+
+
+def _made_up_scanner(number: int) -> Scanner:
+    """Return a scanner within the range of the three makers; the same number gives the same one."""
+    grey, fluid, gamma, blur, noise, gain, bias = np.random.default_rng((4, number)).random(7)
+    return Scanner(
+        f"site{number + 1}",
+        (60 + 6 * grey, 100.0, 15 + 7 * fluid),
+        gamma=0.93 + 0.19 * gamma,
+        blur=1.0 + 0.8 * blur,
+        noise=0.02 + 0.01 * noise,
+        gain=0.7 + 0.9 * gain,
+        bias=0.06 + 0.04 * bias,
+    )
+
+
+def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Draw who is scanned, and what no table tells: how old the brain looks, the atrophy, the head's size."""
+    rng = np.random.default_rng((seed, 0))
+    counts = list(zip(cohort.patients, cohort.controls, strict=True))
+    site = np.repeat(np.arange(len(counts)), [sum(pair) for pair in counts])
+    ill = np.concatenate([np.arange(sum(pair)) < pair[0] for pair in counts])
+    age = _ages(cohort, site, overlap, rng)
+    order = rng.permutation(len(site))
+    site, ill, age = site[order], ill[order], age[order]
+    n = len(site)
+    names = np.array([scanner.name for scanner in cohort.scanners], dtype=object)
+    people = pd.DataFrame(
+        {
+            "participant_id": [f"sub-{k + 1:04d}" for k in range(n)],
+            "site": names[site],
+            "age": age.round(1),
+            "sex": np.where(rng.random(n) < 0.5, "F", "M"),
+            "dx": np.where(ill, "AD", "CN"),
+        }
+    )
+    # Some of the healthy are on the way, and the ill are ill to different degrees.
+    atrophy = np.where(ill, rng.gamma(3.0, 1 / 3.0, n), rng.exponential(0.15, n))
+    size = rng.normal(0, 0.02, n) + np.where(people["sex"] == "M", 0.015, -0.015)
+    hidden = pd.DataFrame(
+        {"site": site, "brain_age_gap": rng.normal(0, 4.0, n), "atrophy": atrophy, "size": size}
+    )
+    return people, hidden
+
+
+def _ages(cohort: Cohort, site: NDArray[np.intp], overlap: float, rng: np.random.Generator) -> FloatArray:
+    """Draw ages from a normal distribution within the range, each site from its window of the quantiles."""
+    from scipy.stats import truncnorm
+
+    low, high = ((end - cohort.mean_age) / cohort.age_sd for end in cohort.ages)
+    count = len(cohort.scanners)
+    start = (1 - overlap) * site / count
+    width = (1 - overlap) / count + overlap
+    ages: FloatArray = truncnorm.ppf(
+        start + width * rng.random(len(site)), low, high, loc=cohort.mean_age, scale=cohort.age_sd
+    )
+    return ages
+
+
+def _contrasted(tissues: Tensor, contrast: tuple[float, ...]) -> Volume:
+    volume: Volume = np.tensordot(np.asarray(contrast, dtype=np.float32), tissues.numpy(), axes=1)
+    return volume

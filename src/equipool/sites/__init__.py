@@ -1,0 +1,1 @@
+"""What a site does to measurements, and how it is undone."""

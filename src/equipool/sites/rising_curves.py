@@ -1,0 +1,289 @@
+"""Rising curves by maximum likelihood, for each site and feature: height at the first knot and slopes at all.
+
+curve_s(v) = trend(covariates) + a standard Gaussian. The likelihood is concave in heights, slopes and the
+trend's coefficients together, and is made of sums over people: Newton's method finds the one optimum in a few
+steps, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipool.sites.design import Design
+from equipool.sites.passes import pieces, site_rows
+
+__all__ = [
+    "CURVE",
+    "HATS",
+    "KNOTS",
+    "Sums",
+    "cost",
+    "fall",
+    "newton",
+    "pool_curve",
+    "rise",
+    "slope",
+    "sums_of",
+]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+
+KNOTS = np.linspace(-2.5, 2.5, 6)  # in deviations of the feature over people
+STEP = float(KNOTS[1] - KNOTS[0])
+CURVE = 1 + len(KNOTS)  # numbers of a curve
+SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
+CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over people
+NOBODY = 0.5  # people spread over the knots, so that slopes stay above 0 where nobody is
+ROUNDS = 30
+
+
+# -- sums over people --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What the likelihood needs of people, by site.
+
+    With J the integrals of the hats at the knots beside a 1, so that a curve is J @ (height, slopes), and B
+    the trend's basis: ``jj`` (sites, p, m, m), ``jb`` (sites, p, m, q), ``bb`` (sites, q, q), ``cells``
+    (sites, p, cells), how many people lie in each, and ``people`` (sites,).
+    """
+
+    jj: FloatArray
+    jb: FloatArray
+    bb: FloatArray
+    cells: FloatArray
+    people: FloatArray
+
+    def with_nobody(self) -> Sums:
+        """Return the same with a little weight at each knot."""
+        cells = self.cells.copy()
+        cells[..., -len(KNOTS) :] += NOBODY / len(KNOTS)
+        return replace(self, cells=cells)
+
+    def sum_of_sites(self) -> Sums:
+        """Return the same with one site, the pool."""
+        return Sums(*(part.sum(axis=0, keepdims=True) for part in vars(self).values()))
+
+
+def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> Sums:
+    """Add people up by site; v is of these rows."""
+    n_sites, p, q, m = design.n_sites, v.shape[1], basis.shape[1], CURVE
+    jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
+    bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
+    for s, own in enumerate(site_rows(design.site[rows], n_sites)):
+        for some in (own[piece] for piece in pieces(len(own), p * m)):
+            w, b = design.weight[rows[some]], basis[rows[some]]
+            j = _integrals(v[some])  # (p, m, rows)
+            weighted = j * w
+            jj[s] += weighted @ j.transpose(0, 2, 1)
+            jb[s] += weighted @ b
+            bb[s] += (b * w[:, None]).T @ b
+            cells[s] += _counts(v[some], w)
+    return Sums(jj, jb, bb, cells, design.people_of(rows))
+
+
+def _integrals(v: FloatArray) -> FloatArray:
+    """Return a 1 and the integrals of the hats from the first knot to v, (p, 1 + knots, rows)."""
+    v = v.T
+    result = np.zeros((len(v), CURVE, v.shape[1]))
+    result[:, 0] = 1.0
+    result[:, 1] = np.minimum(v - KNOTS[0], 0.0)
+    result[:, -1] = np.maximum(v - KNOTS[-1], 0.0)
+    for k, knot in enumerate(KNOTS[:-1]):
+        d = np.clip(v - knot, 0.0, STEP)
+        late = d * d / (2 * STEP)
+        result[:, 1 + k] += d - late
+        result[:, 2 + k] += late
+    return result
+
+
+def _hats() -> FloatArray:
+    """Return the hats in the middle of each cell and at each knot, (cells + knots, knots).
+
+    Beyond the outer knots is one cell. At knots there are no people, but a little weight that keeps slopes
+    above 0.
+    """
+    middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
+    places = np.concatenate([KNOTS[:1], middles, KNOTS[-1:], KNOTS])
+    return np.stack([np.interp(places, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
+
+
+HATS = _hats()
+PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
+
+
+def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return how many people lie in each cell, (p, cells)."""
+    p = v.shape[1]
+    last = CELLS * (len(KNOTS) - 1)
+    cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, last).astype(np.intp) + 1
+    flat = (cell + np.arange(p) * len(HATS)).ravel()
+    counts: FloatArray = np.bincount(flat, np.repeat(weight, p), p * len(HATS)).astype(np.float64)
+    return counts.reshape(p, len(HATS))
+
+
+# -- the likelihood and its optimum ------------------------------------------------------------------------
+
+
+def cost(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
+    """Return how unlikely people are, (sites, p), but for a constant; the trend is (p, q)."""
+    told = sums.jb @ trend[None, :, :, None]
+    quadratic = (curves[..., None, :] @ (sums.jj @ curves[..., None] - 2 * told))[..., 0, 0]
+    quadratic += np.einsum("pq,sqr,pr->sp", trend, sums.bb, trend)
+    rising: FloatArray = (sums.cells * np.log(curves[..., 1:] @ HATS.T)).sum(axis=-1)
+    return 0.5 * quadratic - rising
+
+
+def pool_curve(sums: Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
+    all_sites = sums.sum_of_sites()
+    p = all_sites.jj.shape[1]
+    line = np.ones((p, CURVE))
+    line[:, 0] = KNOTS[0]
+    curves, trend = newton(all_sites, line, 1.0, penalty)
+    return curves[0], trend
+
+
+def _pull(prior: FloatArray, smooth: float) -> FloatArray:
+    """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
+    m = prior.shape[1]
+    steps = np.diff(np.eye(m)[1:], axis=0)
+    precision = np.eye(m) + smooth * steps.T @ steps
+    slopes = np.maximum(prior[:, 1:], 0.05 * prior[:, 1:].mean(axis=1, keepdims=True))
+    scale = np.concatenate([np.ones((len(prior), 1)), 1 / slopes], axis=1)
+    result: FloatArray = precision * scale[:, :, None] * scale[:, None, :]
+    return result
+
+
+def newton(
+    sums: Sums,
+    prior: FloatArray,
+    stiffness: float | FloatArray,
+    penalty: FloatArray,
+    *,
+    smooth: float = SMOOTH,
+    start: FloatArray | None = None,
+    trend: FloatArray | None = None,
+) -> tuple[FloatArray, FloatArray]:
+    """Return the likeliest curves (sites, p, m) and trend (p, q).
+
+    Slopes are drawn to those of the prior, (p, m), in proportion, and heights to its height, by so many
+    people's worth (stiffness, one or one for each feature). ``penalty`` is that on the trend's coefficients,
+    for each person.
+    """
+    n_sites, p, m, q = sums.jb.shape
+    pull = np.reshape(stiffness, (-1, 1, 1)) * _pull(prior, smooth)
+    sums = sums.with_nobody()
+    penalty = penalty * sums.people.sum()
+    curves = np.broadcast_to(prior, (n_sites, p, m)).copy() if start is None else start
+    trend = np.zeros((p, q)) if trend is None else trend
+    inner = sums.bb.sum(axis=0) + np.diag(penalty)
+
+    def objective(curves: FloatArray, trend: FloatArray) -> FloatArray:
+        apart = curves - prior
+        drawn = 0.5 * np.einsum("spm,pmn,spn->p", apart, pull, apart)
+        result: FloatArray = cost(sums, curves, trend).sum(axis=0) + drawn + 0.5 * trend**2 @ penalty
+        return result
+
+    value = objective(curves, trend)
+    for _ in range(ROUNDS):
+        step, turn, decrement = _newton_step(sums, curves, trend, pull, prior, inner)
+        moving = decrement > 1e-6 * sums.people.sum()
+        if not moving.any():
+            break
+        # Slopes stay above 0, features are apart from one another: each goes as far as it can.
+        shrinks = np.where(step[..., 1:] < 0, -step[..., 1:] / curves[..., 1:], 0.0).max(axis=(0, 2))
+        length = np.where(moving, np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12)), 0.0)
+        for _ in range(8):
+            tried = curves + length[:, None] * step, trend + length[:, None] * turn
+            new = objective(*tried)
+            worse = new > value + 1e-9 * np.abs(value)
+            if not worse.any():
+                break
+            length = np.where(worse, length / 2, length)
+        curves = np.where(worse[:, None], curves, tried[0])
+        trend, value = np.where(worse[:, None], trend, tried[1]), np.where(worse, value, new)
+    return curves, trend
+
+
+def _newton_step(
+    sums: Sums,
+    curves: FloatArray,
+    trend: FloatArray,
+    pull: FloatArray,
+    prior: FloatArray,
+    inner: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the steps of curves and trend, and by how much each feature's cost would fall, (p,).
+
+    Sites meet in the trend alone, so they are eliminated one by one.
+    """
+    q, k = sums.jb.shape[3], len(KNOTS)
+    slopes = curves[..., 1:] @ HATS.T
+    share = sums.cells / slopes
+    gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
+    gradient += np.einsum("pmn,spn->spm", pull, curves - prior)
+    gradient[..., 1:] -= share @ HATS
+    hessian = sums.jj + pull
+    hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
+    downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
+    solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
+    across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
+    turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
+    step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
+    return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
+
+
+# -- curves ------------------------------------------------------------------------------------------------
+
+
+def _heights(curve: FloatArray) -> FloatArray:
+    """Return the curves' heights at the knots, (p, knots)."""
+    between = np.cumsum((curve[:, 1:-1] + curve[:, 2:]) * (STEP / 2), axis=1)
+    return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
+
+
+def slope(v: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return the curves' slopes at v (rows, p)."""
+    k = _interval(v)
+    low, high = _ends(k, curve)
+    result: FloatArray = low + (high - low) * np.clip(v - KNOTS[k], 0.0, STEP) / STEP
+    return result
+
+
+def _interval(v: FloatArray) -> IntArray:
+    """Return between which knots v lies, the outer intervals for what is beyond."""
+    return np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
+
+
+def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the slopes at both ends of intervals k (rows, p)."""
+    each = np.arange(k.shape[1])
+    return curve[each, 1 + k], curve[each, 2 + k]
+
+
+def rise(v: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return the curves' heights at v (rows, p)."""
+    k = _interval(v)
+    low, high = _ends(k, curve)
+    d = np.clip(v - KNOTS[k], 0.0, STEP)
+    inside = _heights(curve)[np.arange(v.shape[1]), k] + d * (low + (high - low) * d / (2 * STEP))
+    return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
+
+
+def fall(y: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return where the curves have the heights y (rows, p)."""
+    heights = _heights(curve)
+    k = sum((y >= height).astype(np.intp) for height in heights.T[1:-1])
+    low, high = _ends(k, curve)
+    within = np.clip(y, heights[:, 0], heights[:, -1])
+    up = within - heights[np.arange(y.shape[1]), k]
+    # The root of low · d + (high − low) d² / 2 step = up that stays finite where both slopes are equal.
+    root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
+    d = 2 * up / np.maximum(low + root, 1e-300)
+    return KNOTS[k] + d + np.minimum(y - within, 0.0) / low + np.maximum(y - within, 0.0) / high
