@@ -43,7 +43,7 @@ def account(pool, preflight):
 @pytest.fixture
 def quick(monkeypatch):
     """Leave out what takes long: t-SNE and many trees."""
-    monkeypatch.setattr("equipool.report.account.embedding", lambda x, seed: x[:, :2])
+    monkeypatch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
     monkeypatch.setattr("equipool.judge.heldout.TREES", 3)
 
 

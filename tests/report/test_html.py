@@ -24,7 +24,7 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.report.account.embedding", lambda x, seed: x[:, :2])
+        patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
         patch.setattr("equipool.judge.heldout.TREES", 3)
         patch.setattr("equipool.judge.heldout.MANY", 0)
         yield
@@ -199,7 +199,9 @@ def test_names_are_escaped_everywhere():
     frame = frame.rename(columns=names)
     frame[names["site"]] = frame[names["site"]].replace({"GE": NASTY + "'\"&"})
     frame[names["dx"]] = NASTY + frame[names["dx"]]
-    account = account_of_frame(frame, site=names["site"], covariates=names["age"], target=names["dx"], id="id")
+    account = account_of_frame(
+        frame, site=names["site"], covariates=names["age"], target=names["dx"], id="id"
+    )
     page = report_page(account)
     assert "<img src=x" not in page
     assert page.count("<script") == page.count("</script>")
@@ -236,4 +238,3 @@ def test_many_sites_are_drawn_by_the_largest():
     page = report_page(account_of_frame(pool.to_frame(), site="site", covariates="age", id="id", target="dx"))
     assert "The 30 largest of 40 sites." in page
     assert len(numbers(page, "sizes")["site"]) == 40
-

@@ -94,7 +94,9 @@ def test_it_opens_and_every_figure_is_seen(page):
 
 
 def test_a_mark_says_its_site(page):
-    titles = page.evaluate("[...document.querySelectorAll('#maps g[data-k] > title')].map(t => t.textContent)")
+    titles = page.evaluate(
+        "[...document.querySelectorAll('#maps g[data-k] > title')].map(t => t.textContent)"
+    )
     assert set(titles) == {NASTY, "=HYPERLINK(1)", "Siemens"}
 
 

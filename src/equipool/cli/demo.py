@@ -1,4 +1,4 @@
-"""``equipool demo``: a simulated pool of three scanners whose ages do not overlap, from table to harmonized volumes."""
+"""``equipool demo``: a simulated pool of three scanners, from table to harmonized volumes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MARKER = ".equipool-demo"
 FILES = ("table.csv", "preflight.json", "preflight.png", "harmonized.csv", "pooled.png")
 SUMMARY = """
 In participants whom the pooler has not seen:
-  agreement with the clean volumes (R²)         {clean_raw:5.2f} as measured, {clean_harmonized:.2f} harmonized
-  prediction of the site, best of three (AUC)   {site_auc_raw:5.2f} from the features, {site_auc_code:.2f} from the code \
-(chance 0.50)
-  diagnosis predicted from the code             {accuracy:5.0%} correct (always the larger class: {majority:.0%})
+  agreement with clean volumes (R²)           {clean_raw:5.2f} as measured, {clean_harmonized:.2f} harmonized
+  prediction of the site, best of three (AUC) {site_auc_raw:5.2f} as measured, {site_auc_code:.2f} from codes
+  chance                                       0.50
+  prediction of the diagnosis from codes      {accuracy:5.0%} correct (larger class: {majority:.0%})
 """
 
 

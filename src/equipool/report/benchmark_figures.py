@@ -1,4 +1,4 @@
-"""Figures of the benchmark: τ by age, the cost of less overlap, harmonizers compared, and harmonized images."""
+"""Figures of the benchmark: τ by age, less overlap, harmonizers compared, and harmonized images."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.table1 import file_stem
 from equipool.data import PooledDataset, Volumes
-from equipool.report.brain_figures import draw_two_slices
+from equipool.report.brain_figures import slice_pairs
 from equipool.report.figure_tables import density_table, embedding
+from equipool.report.figures import draw_densities
 from equipool.report.statmap_figures import statmap_figure, write_statmap
-from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, styled
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
 
-__all__ = [
-    "benchmark_figures",
-    "frontier_figure",
-    "overlap_figure",
-    "support_figure",
-    "tau_figure",
-    "volume_figures",
-]
+__all__ = ["benchmark_figures", "frontier_figure", "volume_figures"]
 
 MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
@@ -61,86 +54,79 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
 
     The number is the rank correlation of predicted with true age, mean of all seeds.
     """
-    figure = Figure(figsize=(4 * len(vectors), 7))
+    figure = Figure(figsize=(4 * len(vectors), 7), layout="constrained")
     axes = figure.subplots(2, len(vectors), squeeze=False)
-    age = next(iter(vectors.values()))["age"]
-    edges = np.unique(np.quantile(age, [0, 0.2, 0.4, 0.6, 0.8, 1]))
-    shades = [SHADES[k] for k in np.linspace(0, len(SHADES) - 1, len(edges) - 1).round().astype(int)]
-    for k, (method, data) in enumerate(vectors.items()):
-        group = np.clip(np.searchsorted(edges, data["age"], side="right") - 1, 0, len(edges) - 2)
+    for (above, below), (method, data) in zip(axes.T, vectors.items(), strict=True):
         some = np.linspace(0, len(data["age"]) - 1, min(len(data["age"]), MAPPED)).astype(int)
         places = embedding(data["tau"][some])
-        for g, shade in enumerate(shades):
-            label = f"{edges[g]:.0f} to {edges[g + 1]:.0f}"
-            axes[0, k].plot(*places[group[some] == g].T, ".", color=shade, ms=4, label=label)
-        axes[0, k].set(xticks=[], yticks=[], title=f"τ of {method}, t-SNE")
-        _draw_trend(axes[1, k], data, group, shades)
-        axes[1, k].set_title(f"rank correlation {ranks[method]:.2f}")
+        age, groups = data["age"], pd.qcut(data["age"], 5, duplicates="drop")
+        predicted = _predicted(data["tau"], age)
+        for k, shade in enumerate(spread(SHADES, len(groups.categories))):
+            rows, limits = groups.codes == k, groups.categories[k]
+            label = f"{limits.left:.0f} to {limits.right:.0f}"
+            above.plot(*places[rows[some]].T, "o", color=shade, ms=3, label=label)
+            below.plot(age[rows], predicted[rows], "o", color=shade, ms=2, alpha=0.5)
+        bins = pd.qcut(age, 12, duplicates="drop")
+        means = pd.DataFrame({"age": age, "predicted": predicted}).groupby(bins, observed=True).mean()
+        below.plot(means["age"], means["predicted"], "o-", color=LIGHT["ink"], ms=3)
+        below.plot([age.min(), age.max()], [age.min(), age.max()], ":", color=LIGHT["ink"], linewidth=1)
+        above.set(xticks=[], yticks=[], title=f"τ of {method}, t-SNE")
+        title = f"rank correlation {ranks[method]:.2f}"
+        below.set(xlabel="age", ylim=(age.min(), age.max()), title=title)
     axes[1, 0].set_ylabel("age predicted from τ, cross-fitted")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, title="age", loc="outside right upper", markerscale=2)
     return figure
 
 
-def _draw_trend(axes: Axes, data: dict[str, Any], group: NDArray[np.intp], shades: list[str]) -> None:
-    """Draw the age that a ridge regression predicts from τ, on rows it was not fitted on, by true age."""
+def _predicted(tau: Any, age: Any) -> Any:
+    """Return the age by ridge regression on τ, of rows it was not fitted on."""
     from sklearn.linear_model import RidgeCV
     from sklearn.model_selection import cross_val_predict
 
-    age = data["age"]
-    predicted = cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), data["tau"], age, cv=5)
-    for g, shade in enumerate(shades):
-        axes.plot(age[group == g], predicted[group == g], ".", color=shade, ms=2, alpha=0.5)
-    means = pd.DataFrame({"age": age, "predicted": predicted})
-    means = means.groupby(pd.qcut(age, 12, duplicates="drop"), observed=True).mean()
-    axes.plot(means["age"], means["predicted"], "o-", color=LIGHT["ink"], ms=3, linewidth=1.5)
-    axes.plot([age.min(), age.max()], [age.min(), age.max()], ":", color=LIGHT["ink"], linewidth=1)
-    axes.set(xlabel="age", ylim=(age.min(), age.max()))
+    return cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), tau, age, cv=5)
+
+
+MEASURES = {
+    "reader_auc": "best site classifier's AUC",
+    "reader_acc": "best site classifier, %",
+    "mmd": "M × 100",
+    "acc": "accuracy, %",
+    "dropped": "rows without a counterpart",
+}
 
 
 @styled
 def overlap_figure(runs: pd.DataFrame) -> Figure:
     """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
-    shown = {
-        "reader_auc": "best site classifier's AUC",
-        "mmd": "M × 100",
-        "acc": "accuracy, %",
-        "dropped": "rows without a counterpart",
-    }
-    figure = Figure(figsize=(13, 3.4))
-    axes = figure.subplots(1, len(shown))
+    shown = ("reader_auc", "mmd", "acc", "dropped")
+    figure = Figure(figsize=(13, 3.4), layout="constrained")
     overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
-    for line, (column, title) in zip(axes, shown.items(), strict=True):
-        for k, (method, part) in enumerate(runs.groupby("method", sort=False)):
-            by, colour = part.groupby(overlap[part.index])[column], COLOURS[k % len(COLOURS)]
-            line.plot(by.mean(), "o-", color=colour, label=method, ms=4)
-            line.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
-        line.set(title=title, xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
-        line.invert_xaxis()
-    axes[0].axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
+            by = part.groupby(overlap[part.index])[column]
+            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=MEASURES[column], xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
+        axes.invert_xaxis()
+        if column == "reader_auc":
+            axes.axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
 @styled
 def support_figure(runs: pd.DataFrame) -> Figure:
     """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    shown = {
-        "mmd": "M × 100",
-        "reader_acc": "best site classifier, %",
-        "dropped": "rows without a counterpart",
-    }
-    figure = Figure(figsize=(12, 3.2))
-    methods = list(dict.fromkeys(runs["method"]))
-    place = np.arange(len(methods))
-    for axes, (column, title) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
-        for k, (dataset, part) in enumerate(runs.groupby("dataset", sort=True)):
-            by = part.groupby("method")[column]
-            label = "ages apart" if str(dataset).endswith(HARD) else "ages overlap"
-            style: dict[str, Any] = {"yerr": by.std(ddof=0)[methods], "color": COLOURS[k], "label": label}
-            axes.bar(place + 0.4 * (k - 0.5), by.mean()[methods], 0.38, **style)
-        axes.set(title=title, xticks=place, xticklabels=methods)
-        axes.tick_params(axis="x", rotation=30)
+    shown = ("mmd", "reader_acc", "dropped")
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    ages = runs["dataset"].str.endswith(HARD).map({False: "ages overlap", True: "ages apart"})
+    groups = runs.assign(ages=ages).groupby(["method", "ages"], sort=False)[list(shown)]
+    by_ages = groups.mean(), groups.std(ddof=0)
+    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        mean, sd = (table.pivot_table(column, "method", "ages", sort=False) for table in by_ages)
+        mean.plot.bar(yerr=sd, ax=axes, color=list(COLOURS), legend=False, rot=30, width=0.8)
+        axes.set(title=MEASURES[column], xlabel="")
         if column == "reader_acc":
             axes.axhline(runs["adv_chance"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
@@ -150,15 +136,13 @@ def support_figure(runs: pd.DataFrame) -> Figure:
 # Colour, mark and inside of each harmonizer.
 FRONTIER = {
     "raw": (COLOURS[6], "s", COLOURS[6]),
-    "combat-nocov": (COLOURS[3], "o", COLOURS[3]),
-    "combat": (COLOURS[1], "o", COLOURS[1]),
-    "combat-gam": (COLOURS[2], "o", COLOURS[2]),
-    "covbat": (COLOURS[4], "o", COLOURS[4]),
-    "covbat-gam": (COLOURS[5], "o", COLOURS[5]),
     "ours": (COLOURS[0], "*", COLOURS[0]),
     "ours-y": (COLOURS[0], "*", "none"),
     "clean": ("black", "P", "black"),
 }
+PEERS = ("combat", "combat-gam", "combat-nocov", "covbat", "covbat-gam")
+FRONTIER |= {name: (COLOURS[k], "o", COLOURS[k]) for k, name in enumerate(PEERS, start=1)}
+FRONTIER_MEASURES = {"age": "age, R²", "lso": "age at left-out sites, R²"}
 NARROWEST = 0.1  # of the axis of the site: a smaller difference is not worth telling apart
 
 
@@ -167,31 +151,26 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
     """Draw harmonizers between site and biology: the better, the further to the upper left."""
     tables = list(dict.fromkeys(folds["table"]))
     handles: dict[str, Any] = {}
-    measures = {"age": "age, R²", "lso": "age at left-out sites, R²"}
-    figure = Figure(figsize=(4 * len(tables) + 1, 6.6))
+    figure = Figure(figsize=(4 * len(tables) + 1, 6.6), layout="constrained")
     axes = figure.subplots(2, len(tables), squeeze=False, sharex="col")
-    for (row, column), line in np.ndenumerate(axes):
-        part = folds[folds["table"] == tables[column]]
-        measure = list(measures)[row]
-        repeats = part.groupby(["method", "repeat"], sort=False)[["adv", measure]].mean()
-        for method, points in repeats.groupby(level="method", sort=False):
-            colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
-            (x, xerr), (y, yerr) = _mean_and_range(points["adv"]), _mean_and_range(points[measure])
-            style: dict[str, Any] = {
-                "color": colour,
-                "markerfacecolor": inside,
-                "ms": 12 if mark == "*" else 7,
-            }
-            handles[str(method)] = line.errorbar([x], [y], xerr=xerr, yerr=yerr, fmt=mark, **style)
-        line.axvline(part["adv_age"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
-        low, high = line.get_xlim()
-        line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
-    for line, table in zip(axes[0], tables, strict=True):
-        line.set_title(table)
-    for line in axes[1]:
-        line.set_xlabel("prediction of the site (balanced accuracy)")
-    for line, label in zip(axes[:, 0], measures.values(), strict=True):
-        line.set_ylabel(label)
+    for row, (measure, label) in zip(axes, FRONTIER_MEASURES.items(), strict=True):
+        row[0].set_ylabel(label)
+        for line, table in zip(row, tables, strict=True):
+            part = folds[folds["table"] == table]
+            repeats = part.groupby(["method", "repeat"], sort=False)[["adv", measure]].mean()
+            for method, points in repeats.groupby(level="method", sort=False):
+                colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
+                (x, xerr), (y, yerr) = _mean_and_range(points["adv"]), _mean_and_range(points[measure])
+                style: dict[str, Any] = {"color": colour, "mfc": inside, "mew": 1}
+                handles[str(method)] = line.errorbar(
+                    [x], [y], xerr=xerr, yerr=yerr, fmt=mark, ms=12 if mark == "*" else 7, **style
+                )
+            line.axvline(part["adv_age"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
+            low, high = line.get_xlim()
+            line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
+    for column, table in enumerate(tables):
+        axes[0, column].set_title(table)
+        axes[1, column].set_xlabel("prediction of the site (balanced accuracy)")
     figure.legend(list(handles.values()), list(handles), loc="outside right center")
     return figure
 
@@ -213,58 +192,46 @@ def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
     for name, statistics in result.maps.items():
         label = name.replace(" ", "_").replace(",", "")
         write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
+    shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
+    brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
+    sides: dict[str, Any] = {}
+    if truth is not None:
+        sides = {"truth": truth.direction, "unaffected": truth.unaffected}
+    clean = None if truth is None else truth.clean
     figures = {
         "slices": slices_figure(pool, volumes),
-        "harmonized": harmonized_figure(
-            pool, volumes, result.harmonized, None if truth is None else truth.clean
-        ),
+        "harmonized": harmonized_figure(pool, volumes, result.harmonized, clean),
         "ages": ages_figure(pool),
-        "tmaps": statmap_figure(
-            {name: result.maps[name] for name in (largest, *SHOWN_MAPS)},
-            volumes.mask,
-            volumes.affine,
-            volumes.unmask(np.asarray(mean)),
-            truth=None if truth is None else truth.direction,
-            unaffected=None if truth is None else truth.unaffected,
-        ),
+        "tmaps": statmap_figure(shown, *brain, **sides),
     }
     return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
 
 
-@styled
 def slices_figure(pool: PooledDataset, volumes: Volumes) -> Figure:
     """Draw one participant of each scanner in each of three age groups, as the scanner gave them."""
-    age = pool.C[:, 0]
-    wanted = np.quantile(age, [0.05, 0.5, 0.95])
-    figure = Figure(figsize=(4.4 * len(wanted), 2.6 * len(pool.sites)))
-    axes = figure.subplots(len(pool.sites), 2 * len(wanted), squeeze=False)
-    for row, site in enumerate(pool.sites):
-        rows = np.flatnonzero(pool.site == row)
-        for column, goal in enumerate(wanted):
-            one = int(rows[np.argmin(np.abs(age[rows] - goal))])
-            title = f"{site}, {age[one]:.0f} years, {'' if pool.y is None else pool.y[one]}"
-            box = volumes.unmask(_at_median_one(volumes, one))
-            draw_two_slices(axes[row, 2 * column : 2 * column + 2], box, title)
-    return figure
+    age, rows = pool.C[:, 0], []
+    for k, site in enumerate(pool.sites):
+        here = np.flatnonzero(pool.site == k)
+        some = [int(here[np.argmin(np.abs(age[here] - q))]) for q in np.quantile(age, [0.05, 0.5, 0.95])]
+        words = [f"{site}, {age[one]:.0f} years, {'' if pool.y is None else pool.y[one]}" for one in some]
+        rows.append({text: _at_median_one(volumes, one) for text, one in zip(words, some, strict=True)})
+    return slice_pairs(volumes, rows)
 
 
-@styled
 def harmonized_figure(
     pool: PooledDataset, volumes: Volumes, harmonized: Volumes, clean: Volumes | None
 ) -> Figure:
-    """Draw one participant of each scanner: raw, harmonized, their difference, and the truth where there is one."""
-    names = ["raw", "harmonized", "raw − harmonized", *(["clean"] if clean is not None else [])]
-    figure = Figure(figsize=(4.2 * len(names), 2.6 * len(pool.sites)))
-    axes = figure.subplots(len(pool.sites), 2 * len(names), squeeze=False)
-    for row, site in enumerate(pool.sites):
-        rows = np.flatnonzero(pool.site == row)
-        one = int(rows[np.argsort(pool.C[rows, 0])[len(rows) // 2]])
+    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known."""
+    rows = []
+    for k, site in enumerate(pool.sites):
+        here = np.flatnonzero(pool.site == k)
+        one = int(here[np.argsort(pool.C[here, 0])[len(here) // 2]])
         raw, better = _at_median_one(volumes, one), _at_median_one(harmonized, one)
-        shown = [raw, better, raw - better, *([_at_median_one(clean, one)] if clean is not None else [])]
-        for k, (name, values) in enumerate(zip(names, shown, strict=True)):
-            pair = axes[row, 2 * k : 2 * k + 2]
-            draw_two_slices(pair, volumes.unmask(values), f"{site}: {name}", difference=k == 2)
-    return figure
+        row = {"raw": raw, "harmonized": better, "raw − harmonized": raw - better}
+        if clean is not None:
+            row["clean"] = _at_median_one(clean, one)
+        rows.append({f"{site}: {name}": values for name, values in row.items()})
+    return slice_pairs(volumes, rows)
 
 
 def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:
@@ -275,13 +242,7 @@ def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:
 @styled
 def ages_figure(pool: PooledDataset) -> Figure:
     """Draw the density of the first covariate by scanner."""
-    figure = Figure(figsize=(5.5, 3))
-    axes, name = figure.subplots(), pool.covariate_names[0]
-    rows = pd.DataFrame(density_table("x", pool.site_labels, pool.C[:, 0]))
-    for k, (site, part) in enumerate(rows.groupby("site", sort=False)):
-        label = f"{shortened(str(site))} ({int((pool.site_labels == site).sum())})"
-        axes.plot(part.iloc[:, 1], part["density"], color=COLOURS[k % len(COLOURS)], label=label)
-    axes.set(xlabel=shortened(name), ylabel="density", yticks=[])
-    axes.spines["left"].set_visible(False)
-    axes.legend()
+    figure, name = Figure(figsize=(5.5, 3), layout="constrained"), pool.covariate_names[0]
+    table = density_table(name, pool.site_labels, pool.C[:, 0])
+    draw_densities(figure.subplots(), list(pool.sites), name, table)
     return figure

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from nibabel.orientations import apply_orientation, inv_ornt_aff, io_orientation
 from numpy.typing import ArrayLike, NDArray
 
+from equipool.data import Volumes
 from equipool.exceptions import InputError
 from equipool.judge.statmaps import in_volume
-from equipool.report.style import shortened
+from equipool.report.style import shortened, styled
 
-__all__ = ["EFFECT_COLOURS", "Brain", "draw_two_slices", "viewer"]
+__all__ = ["EFFECT_COLOURS", "Brain", "slice_pairs", "viewer"]
 
 FloatArray = NDArray[np.float64]
 
@@ -90,17 +92,20 @@ class Brain:
         heights: list[int],
         values: FloatArray,
         top: float,
-        *,
-        outline: FloatArray | None = None,
+        truth: FloatArray | None = None,
     ) -> None:
-        """Draw a row of slices, in colour where there is a value."""
+        """Draw a row of slices, in colour where there is a value, and the outline of the truth."""
         style: dict[str, Any] = {"origin": "lower", "interpolation": "none"}
         style["aspect"] = abs(self.affine[1, 1] / self.affine[0, 0])
         axes.imshow(self.montage(self.brain, heights), **self.grey, **style)
         colours = self.turned(in_volume(values, self.mask, fill=np.nan))
         axes.imshow(self.montage(colours, heights), cmap=EFFECT_COLOURS, vmin=-top, vmax=top, **style)
-        if outline is not None:
-            _outline(axes, self.montage(self.turned(in_volume(outline != 0, self.mask)), heights) > 0)
+        if truth is not None:
+            inside = self.montage(self.turned(in_volume(truth != 0, self.mask)), heights) > 0
+            rows, columns = np.nonzero(np.diff(inside, axis=1, prepend=False, append=False))
+            axes.vlines(columns - 0.5, rows - 0.5, rows + 0.5, color="black", linewidth=0.6)
+            rows, columns = np.nonzero(np.diff(inside, axis=0, prepend=False, append=False))
+            axes.hlines(rows - 0.5, columns - 0.5, columns + 0.5, color="black", linewidth=0.6)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
 
@@ -114,27 +119,23 @@ class Brain:
             axes.text(x, 0, side, fontsize=8, ha="center")
 
 
-def _outline(axes: Axes, inside: NDArray[np.bool_]) -> None:
-    """Draw the edges between voxels inside and outside."""
-    padded = np.pad(inside, 1)
-    rows, columns = np.nonzero(padded[1:-1, 1:] != padded[1:-1, :-1])
-    axes.vlines(columns - 0.5, rows - 0.5, rows + 0.5, color="black", linewidth=0.6)
-    rows, columns = np.nonzero(padded[1:, 1:-1] != padded[:-1, 1:-1])
-    axes.hlines(rows - 0.5, columns - 0.5, columns + 0.5, color="black", linewidth=0.6)
+@styled
+def slice_pairs(volumes: Volumes, rows: Sequence[Mapping[str, NDArray[np.floating]]]) -> Figure:
+    """Draw rows of volumes, by title: an axial slice at the ventricles and a coronal one at the hippocampus.
 
-
-def draw_two_slices(
-    pair: Sequence[Axes], box: NDArray[np.floating], title: str, *, difference: bool = False
-) -> None:
-    """Draw an axial slice through the ventricles and a coronal one through the hippocampus."""
-    _, y, z = box.shape
-    limits: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1.6}
-    if difference:
-        limits = {"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3}
-    for axes, part in zip(pair, (box[:, :, z // 2], box[:, int(0.48 * y), :]), strict=True):
-        axes.imshow(part.T, origin="lower", interpolation="nearest", **limits)
-        axes.set_axis_off()
-    pair[0].set_title(shortened(title), fontsize=8, loc="left")
+    A title with a minus sign is of a difference.
+    """
+    figure = Figure(figsize=(4.3 * len(rows[0]), 2.6 * len(rows)), layout="constrained")
+    for line, row in zip(figure.subplots(len(rows), 2 * len(rows[0]), squeeze=False), rows, strict=True):
+        for pair, (title, values) in zip(line.reshape(-1, 2), row.items(), strict=True):
+            box, difference = volumes.unmask(values), "−" in title
+            limits = {"vmin": -0.3, "vmax": 0.3} if difference else {"vmin": 0.0, "vmax": 1.6}
+            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
+            for axes, part in zip(pair, slices, strict=True):
+                axes.imshow(part.T, origin="lower", cmap="RdBu_r" if difference else "gray", **limits)
+                axes.set_axis_off()
+            pair[0].set_title(shortened(title), fontsize=8, loc="left")
+    return figure
 
 
 # -- the report's viewer -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,14 @@ from equipool.exceptions import InputError
 from equipool.judge.scores import Columns, adjusted
 from equipool.judge.statmaps import stat_map
 
-__all__ = [
-    "boxes",
-    "column",
-    "curves",
-    "density_table",
-    "effects",
-    "embedding",
-    "first_number",
-    "rounded",
-    "worst",
-]
+__all__ = ["boxes", "column", "curves", "density_table", "effects", "embedding", "first_number", "worst"]
 
 FloatArray = NDArray[np.float64]
 
 GRID = 60  # points of a density
 STEPS = 16  # points of a curve
 SHOWN = 3  # features with the largest site effect before, and as many after
-MIN_ROWS_FOR_CURVE = 8
-MIN_ROWS_FOR_PARABOLA = 20
+MIN_ROWS_FOR_CURVE, MIN_ROWS_FOR_PARABOLA = 8, 20
 RESERVED = {"site", "x", "y", "stage", "feature", "density", "value", "rows", "median"}
 COMPONENTS = 20  # principal components that an embedding starts from
 
@@ -59,24 +48,29 @@ def first_number(pool: PooledDataset) -> int | None:
 
 
 def density_table(name: str, site: NDArray[Any], values: FloatArray) -> Columns:
-    """Return a kernel density of one variable at each site: columns site, the variable and density.
+    """Return a kernel density of one variable at each site, with columns site, variable, density.
 
-    The bandwidth is Silverman's, 0.9 s n^(-1/5), at least a sixtieth of the range; beyond a site's range the
-    density is 0.
+    The bandwidth is Silverman's, 0.9 s n^(−1/5), and at least a sixtieth of the range of all values. Beyond a
+    site's range the density is 0.
     """
-    grid = np.linspace(values.min(), values.max(), GRID)
-    table: Columns = {"site": [], column(name): [], "density": []}
-    for label in np.unique(site.astype(str)):
-        x = values[site.astype(str) == label]
+    from scipy.stats import norm
+
+    grid, rows, site = np.linspace(values.min(), values.max(), GRID), [], site.astype(str)
+    for label in np.unique(site).tolist():
+        x = values[site == label]
         width = max(0.9 * float(np.std(x)) * len(x) ** -0.2, float(np.ptp(values)) / 60, 1e-12)
-        density = np.exp(-0.5 * ((grid[:, None] - x) / width) ** 2).mean(axis=1) / (
-            width * np.sqrt(2 * np.pi)
-        )
+        density = norm.pdf(grid[:, None], x, width).mean(axis=1)
         inside = (grid >= x.min() - width) & (grid <= x.max() + width)
-        table["site"] += [str(label)] * GRID
-        table[column(name)] += rounded(grid)
-        table["density"] += rounded(np.where(inside, density, 0.0))
-    return table
+        rows += [(label, *point) for point in _points(grid, np.where(inside, density, 0.0))]
+    return _table(("site", column(name), "density"), rows)
+
+
+def _points(x: FloatArray, y: FloatArray) -> Iterator[tuple[float, float]]:
+    return zip(rounded(x), rounded(y), strict=True)
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Columns:
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
 
 def embedding(x: FloatArray, seed: int = 0) -> FloatArray:
@@ -86,15 +80,14 @@ def embedding(x: FloatArray, seed: int = 0) -> FloatArray:
 
     scale = x.std(axis=0)
     z = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    count = min(COMPONENTS, *z.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # features that never vary
-        z = PCA(count, random_state=seed).fit_transform(z)
+        z = PCA(min(COMPONENTS, *z.shape), random_state=seed).fit_transform(z)
         if len(z) < 4:
             return np.pad(z, ((0, 0), (0, 2)))[:, :2]
-        perplexity = min(30.0, (len(z) - 1) / 3)
         # Started from two components where there are that many; their signs are numpy's, so it repeats.
-        start = z[:, :2] / max(float(z[:, 0].std()), 1e-12) * 1e-4 if count > 1 else "random"
+        start = z[:, :2] / max(float(z[:, 0].std()), 1e-12) * 1e-4 if z.shape[1] > 1 else "random"
+        perplexity = min(30.0, (len(z) - 1) / 3)
         tsne = TSNE(2, init=start, perplexity=perplexity, max_iter=400, random_state=seed)
         places: FloatArray = tsne.fit_transform(z.astype(np.float32)).astype(np.float64)
     return places
@@ -110,22 +103,18 @@ def worst(before: FloatArray, after: FloatArray) -> list[int]:
 
 
 def boxes(pool: PooledDataset, before: FloatArray, after: FloatArray, names: Sequence[str]) -> Columns:
-    """Return the numbers of a box plot of each feature at each site, before and after, covariates adjusted."""
+    """Return the numbers of box plots of features at each site, before and after, covariates adjusted."""
     from matplotlib.cbook import boxplot_stats
 
-    table: Columns = {
-        name: [] for name in ("feature", "stage", "site", "rows", "low", "q1", "median", "q3", "high")
-    }
+    rows = []
     for stage, x in (("before", adjusted(pool, before)), ("after", adjusted(pool, after))):
         for f, feature in enumerate(names):
             for s in np.unique(pool.site):
                 values = x[pool.site == s, f]
                 box = boxplot_stats(values)[0]
                 numbers = rounded(box[key] for key in ("whislo", "q1", "med", "q3", "whishi"))
-                row = (feature, stage, pool.sites[s], len(values), *numbers)
-                for name, value in zip(table, row, strict=True):
-                    table[name].append(value)
-    return table
+                rows.append((feature, stage, pool.sites[s], len(values), *numbers))
+    return _table(("feature", "stage", "site", "rows", "low", "q1", "median", "q3", "high"), rows)
 
 
 def curves(pool: PooledDataset, before: FloatArray, after: FloatArray, names: Sequence[str]) -> Columns:
@@ -136,25 +125,20 @@ def curves(pool: PooledDataset, before: FloatArray, after: FloatArray, names: Se
     k = first_number(pool)
     if k is None:
         return {}
-    covariate = column(pool.covariate_names[k])
-    table: Columns = {name: [] for name in ("feature", "stage", "site", covariate, "value")}
+    rows = []
     for stage, x in (("before", before), ("after", after)):
-        for f, feature in enumerate(names):
-            for s, site in enumerate(pool.sites):
-                rows = pool.site == s
-                c = pool.C[rows, k]
-                if rows.sum() < MIN_ROWS_FOR_CURVE or np.ptp(c) == 0:
-                    continue
-                grid = np.linspace(c.min(), c.max(), STEPS)
-                # A parabola needs participants along the way, not twenty at two ages.
-                degree = 2 if rows.sum() >= MIN_ROWS_FOR_PARABOLA and len(np.unique(c)) > 5 else 1
-                fit = np.polynomial.Polynomial.fit(c, x[rows, f], degree)
-                table["feature"] += [feature] * STEPS
-                table["stage"] += [stage] * STEPS
-                table["site"] += [site] * STEPS
-                table[covariate] += rounded(grid)
-                table["value"] += rounded(fit(grid))
-    return table
+        for s, site in enumerate(pool.sites):
+            here = pool.site == s
+            c = pool.C[here, k]
+            if len(c) < MIN_ROWS_FOR_CURVE or np.ptp(c) == 0:
+                continue
+            grid = np.linspace(c.min(), c.max(), STEPS)
+            # A parabola needs participants along the way, not twenty at two ages.
+            degree = 2 if len(c) >= MIN_ROWS_FOR_PARABOLA and len(np.unique(c)) > 5 else 1
+            for f, feature in enumerate(names):
+                course = np.polynomial.Polynomial.fit(c, x[here, f], degree)(grid)
+                rows += [(feature, stage, site, *point) for point in _points(grid, course)]
+    return _table(("feature", "stage", "site", column(pool.covariate_names[k]), "value"), rows)
 
 
 # -- effects -----------------------------------------------------------------------------------------------
@@ -169,29 +153,29 @@ def effects(
 ) -> dict[str, Any] | None:
     """Return the target's effect on each feature: as measured, with site in the regression, and harmonized.
 
-    Without a target, the first covariate's. Of more than two classes the two largest are compared. Of a ``subject``
-    with several rows the first is used, since the regression takes rows to be independent. ``None`` if nothing varies.
+    Without a target, the first covariate's; ``None`` if nothing varies. Of more than two classes the two
+    largest are compared. Of a ``subject`` with several rows the first is used, since the regression takes
+    rows to be independent.
     """
     from scipy.stats import false_discovery_control
 
-    chosen = _outcome(pool)
-    if chosen is None:
+    outcome = _outcome(pool)
+    if outcome is None:
         return None
-    name, values, rows, others, note = chosen
+    name, values, rows, others, note = outcome
     if subject is not None:
-        taken = np.flatnonzero(rows)
-        first = taken[np.unique(np.asarray(subject).astype(str)[taken], return_index=True)[1]]
-        if len(first) < len(taken):
-            rows = np.isin(np.arange(len(pool)), first)
-            note = f"{note} Of each participant only the first row was used.".strip()
+        first = rows[np.unique(np.asarray(subject).astype(str)[rows], return_index=True)[1]]
+        if len(first) < len(rows):
+            rows, note = np.sort(first), f"{note} Of each participant only the first row was used.".strip()
     table: Columns = {"feature": list(names)}
-    about: dict[str, Any] = {"of": name, "participants": int(rows.sum()), "note": note, "significant": {}}
+    about: dict[str, Any] = {"of": name, "participants": len(rows), "note": note, "significant": {}}
     covariates = others[rows] if others.shape[1] else None
-    for stage, x, sites in (
-        ("measured", before, None),
-        ("with_site", before, pool.site_labels[rows]),
-        ("harmonized", after, None),
-    ):
+    stages = {
+        "measured": (before, None),
+        "with_site": (before, pool.site_labels[rows]),
+        "harmonized": (after, None),
+    }
+    for stage, (x, sites) in stages.items():
         try:
             result = stat_map(x[rows], values[rows], covariates=covariates, sites=sites)
         except InputError as error:
@@ -203,29 +187,24 @@ def effects(
             q[result.tested] = false_discovery_control(result.p[result.tested])
         about["contrast"] = result.contrast
         about["significant"][stage] = int((q <= 0.05).sum())
-        table[f"{stage}_effect"] = rounded(result.effect)
-        table[f"{stage}_t"] = rounded(result.t)
-        table[f"{stage}_q"] = rounded(q)
+        for key, numbers in (("effect", result.effect), ("t", result.t), ("q", q)):
+            table[f"{stage}_{key}"] = rounded(numbers)
     return {"about": about, "table": table}
 
 
-def _outcome(
-    pool: PooledDataset,
-) -> tuple[str, NDArray[Any], NDArray[np.bool_], FloatArray, str] | None:
+def _outcome(pool: PooledDataset) -> tuple[str, NDArray[Any], NDArray[np.intp], FloatArray, str] | None:
     """Return name, values, which rows to use, what to adjust for, and a remark."""
-    all_rows = np.ones(len(pool), dtype=bool)
+    everything = np.arange(len(pool))
     if pool.y is not None and pool.task == "number":
-        return pool.target_name, pool.y, all_rows, pool.C, ""
-    if pool.y is not None:
+        return pool.target_name, pool.y, everything, pool.C, ""
+    if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
         y = pool.y.astype(str)
         labels, counts = np.unique(y, return_counts=True)
-        if len(labels) > 1:
-            largest = labels[np.argsort(-counts, kind="stable")[:2]]
-            note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
-            return pool.target_name, y, np.isin(y, largest), pool.C, note
-    varying = np.flatnonzero(np.ptp(pool.C, axis=0) > 0) if pool.C.size else []
-    if not len(varying):
+        largest = labels[np.argsort(-counts, kind="stable")[:2]]
+        note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
+        return pool.target_name, y, np.flatnonzero(np.isin(y, largest)), pool.C, note
+    k = next((k for k in range(pool.C.shape[1]) if np.ptp(pool.C[:, k]) > 0), None)
+    if k is None:
         return None
-    k = int(varying[0])
     note = "No target was named, so these are the effects of the first covariate."
-    return pool.covariate_names[k], pool.C[:, k], all_rows, np.delete(pool.C, k, axis=1), note
+    return pool.covariate_names[k], pool.C[:, k], everything, np.delete(pool.C, k, axis=1), note

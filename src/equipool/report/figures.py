@@ -1,4 +1,4 @@
-"""Figures of tables: the pre-flight figure, the demo's, and those of the report with the numbers behind them."""
+"""Figures of tables: the pre-flight figure, the demo's, and those of the report with their numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from equipool.data import PooledDataset
 from equipool.judge.scores import Columns
 from equipool.report.account import Account
 from equipool.report.figure_tables import column, density_table
-from equipool.report.style import COLOURS, LIGHT, MARKERS, SHADES, page_svg, panel, shortened, styled
-from equipool.report.verdict import rows_of
+from equipool.report.style import COLOURS, LIGHT, MARKERS, SHADES, page_svg, panel, shortened, spread, styled
 
 __all__ = ["STAGES", "WHERE", "Plot", "causal_diagram", "pooling_figure", "preflight_figure", "report_plots"]
 
@@ -29,27 +28,22 @@ STAGES = {
     "covariates": "covariates alone",
     "shuffled": "chance",
 }
-STAGE_COLOURS = {"before": 5, "after": 0, "covariates": 2, "shuffled": 6}
 WHERE = {"all": "all rows", "within sites": "within sites", "left-out sites": "at left-out sites"}
-SIGNS = dict(zip(MARKERS, "●■▲◆✚", strict=True))
+SIGNS = "●■▲◆✚"  # of MARKERS, in legends of pages
 LINES = ("-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
-DOTS: dict[str, Any] = {"ms": 5, "alpha": 0.8}
 
 
 # -- drawings that the pre-flight figure and the report share ----------------------------------------------
 
 
-def _colour(place: int) -> str:
-    return COLOURS[place % len(COLOURS)]
+def _style(place: int, site: str) -> dict[str, Any]:
+    """Return a site's colour, and what names it in a page."""
+    return {"color": COLOURS[place % len(COLOURS)], "gid": f"site:{place}:{site}"}
 
 
 def _round(place: int) -> int:
     """Return how often colours have come round before a site: marks and lines then differ."""
     return place // len(COLOURS) % len(MARKERS)
-
-
-def _gid(place: int, site: str) -> str:
-    return f"site:{place}:{site}"
 
 
 def _site_axis(axes: Axes, sites: Sequence[str]) -> None:
@@ -71,20 +65,19 @@ def _draw_sizes(axes: Axes, sites: Sequence[str], table: Columns) -> None:
     start = np.zeros(len(sites))
     for k, name in enumerate([*table][2:] or ["rows"]):
         width = np.array(table[name][: len(sites)], dtype=float)
-        axes.barh(range(len(sites)), width, 0.7, left=start, color=_colour(k), label=shortened(name))
+        axes.barh(range(len(sites)), width, 0.7, left=start, color=COLOURS[k], label=shortened(name))
         start += width
     _site_axis(axes, sites)
     axes.set_xlabel("rows")
 
 
-def _draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
+def draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
     """Draw each site's density of one covariate, its peak at full height."""
     rows = pd.DataFrame(table)
     for k, site in enumerate(sites):
         part = rows[(rows["site"] == site) & (rows["density"] > 0)]
         top = k + 0.2 - 0.9 * part["density"] / part["density"].max()
-        style: dict[str, Any] = {"color": _colour(k), "alpha": 0.55, "linewidth": 0, "gid": _gid(k, site)}
-        axes.fill_between(part[column(name)], k + 0.2, top, **style)
+        axes.fill_between(part[column(name)], k + 0.2, top, alpha=0.55, linewidth=0, **_style(k, site))
     _site_axis(axes, sites)
     axes.set_xlabel(shortened(name))
 
@@ -112,7 +105,7 @@ def preflight_figure(report: PreflightReport) -> Figure:
     sizes, rows = _size_table(preflight, inputs.target_name), max(len(names), 1)
     sites = sizes["site"][:SITES_SHOWN]
     # The rows of a figure grow with the sites, or labels would run into each other.
-    figure = Figure(figsize=(11, max(2.6, 0.3 * len(sites) + 1.2) * rows + 0.6))
+    figure = Figure(figsize=(11, max(2.6, 0.3 * len(sites) + 1.2) * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, 3, squeeze=False, width_ratios=(1, 1.6, 1.2))
     for unused in (*axes[1:, 0], *axes[0, 3 if names else 1 :]):
         unused.set_axis_off()
@@ -124,12 +117,12 @@ def preflight_figure(report: PreflightReport) -> Figure:
         values = inputs.covariates[:, inputs.covariate_names.index(name)]
         finite = np.isfinite(values) & np.array([site is not None for site in inputs.site])
         site, values = inputs.site[finite].astype(str), values[finite]
-        _draw_densities(density, sites, name, density_table(name, site, values))
+        draw_densities(density, sites, name, density_table(name, site, values))
         jitter = np.random.default_rng(0).uniform(0.24, 0.4, len(values))
         for k, label in enumerate(sites):
-            density.plot(
-                values[site == label], k + jitter[site == label], ".", color=_colour(k), ms=3, alpha=0.6
-            )
+            rows_of_site = site == label
+            style = {"ms": 4, "alpha": 0.6, **_style(k, label)}
+            density.plot(values[rows_of_site], k + jitter[rows_of_site], ".", **style)
         density.set_title(f"{report.common[name]:.0%} of rows lie in the range that all sites cover")
         _draw_overlap(overlap, sites, preflight["overlap"][name])
         if len(sites) <= 10:
@@ -145,13 +138,14 @@ def pooling_figure(
     pool: PooledDataset, harmonized: Any, feature: str, readings: dict[str, float], chance: float
 ) -> Figure:
     """Draw one feature against the first covariate before and after, and how well the site is predicted."""
-    figure = Figure(figsize=(11, 3.6))
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
     before, after, bars = figure.subplots(1, 3, width_ratios=(1.3, 1.3, 1))
     k, covariate = pool.feature_names.index(feature), pool.covariates[0]
     for axes, values, title in ((before, pool.features, "as measured"), (after, harmonized, "harmonized")):
         for s, site in enumerate(pool.sites):
             rows = pool.site == s
-            axes.plot(pool.C[rows, 0], values[rows, k], ".", color=_colour(s), label=shortened(site), **DOTS)
+            style = {"ms": 4, "alpha": 0.7, "label": shortened(site), **_style(s, site)}
+            axes.plot(pool.C[rows, 0], values[rows, k], "o", **style)
         axes.set_xlabel(f"{covariate.name} ({covariate.unit})" if covariate.unit else covariate.name)
         axes.set_title(f"{shortened(feature)}, {title}")
     after.sharey(before)
@@ -166,42 +160,37 @@ def pooling_figure(
 # -- figures of the report ---------------------------------------------------------------------------------
 
 
-class Key(NamedTuple):
-    """An entry of a legend: a sign in one of the page's colours, a text, and the place of a site."""
-
-    sign: str
-    colour: str
-    text: str
-    site: int | None = None
-
-
 class Plot(NamedTuple):
-    """A figure of the report: SVG by heading, the numbers as columns, and its legend; words are the template's."""
+    """A figure of the report; its words are the template's.
+
+    SVG by heading, the numbers as columns, a legend (sign, colour in the page, text), and whether that is of
+    the sites.
+    """
 
     panels: dict[str, str]
     table: Columns
-    legend: Sequence[Key] = ()
+    legend: Sequence[tuple[str, str, str]] = ()
+    of_sites: bool = False
 
 
 @styled
 def report_plots(account: Account) -> dict[str, Plot]:
     """Draw everything that the account has numbers for, by key."""
-    plots = [*_what_went_in(account), *_features(account)]
+    shares, table = account.shares, account.effects["table"] if account.effects else {}
+    plots = dict([*_what_went_in(account), *_features(account)])
     if account.held_out is not None:
-        plots.append(("site", _readings(account.held_out["readings"], account.held_out["classifiers"])))
+        plots["site"] = _readings(account.held_out["readings"], account.held_out["classifiers"])
         if account.held_out["signals"]["what"]:
-            plots.append(("signals", _signals(account.held_out["signals"])))
-    shares = account.shares
-    plots.append(("shares", _scatter("shares", shares["before"], shares["after"], "as measured", shares)))
-    table: Columns = {} if account.effects is None else account.effects["table"]
+            plots["signals"] = _signals(account.held_out["signals"])
+    plots["shares"] = _scatter("shares", shares["before"], shares["after"], "as measured", shares)
     x_name = next((name for name in ("with_site_t", "measured_t") if name in table), None)
     if x_name and "harmonized_t" in table:
-        label = "t, as measured" + (", site in the regression" if x_name == "with_site_t" else "")
-        plots.append(("effects", _scatter("effects", table[x_name], table["harmonized_t"], label, table)))
-    plots.append(("maps", _before_after(account)))
+        label = "t, as measured" + (", with site in the regression" if x_name == "with_site_t" else "")
+        plots["effects"] = _scatter("effects", table[x_name], table["harmonized_t"], label, table)
+    plots["maps"] = _before_after(account)
     if account.equivariance is not None and account.equivariance["covariate"] is not None:
-        plots.append(("tau", _tau(account.maps["tau"], account.equivariance["covariate"])))
-    return dict(plots)
+        plots["tau"] = _tau(account.maps["tau"], account.equivariance["covariate"])
+    return plots
 
 
 def _site_panel(sites: Sequence[str]) -> tuple[Figure, Axes]:
@@ -209,9 +198,9 @@ def _site_panel(sites: Sequence[str]) -> tuple[Figure, Axes]:
     return panel((14 if len(sites) > 12 else 24) * len(sites) + 50)
 
 
-def _site_legend(account: Account) -> list[Key]:
+def _site_legend(account: Account) -> list[tuple[str, str, str]]:
     sites = enumerate(account.names["sites"])
-    return [Key(SIGNS[MARKERS[_round(k)]], f"c{k % len(COLOURS)}", site, k) for k, site in sites]
+    return [(SIGNS[_round(k)], f"c{k % len(COLOURS)}", site) for k, site in sites]
 
 
 def _with_unit(account: Account, name: str) -> str:
@@ -225,11 +214,11 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
     sites = table["site"][:SITES_SHOWN]
     figure, axes = _site_panel(sites)
     _draw_sizes(axes, sites, table)
-    legend = [Key("■", f"c{k}", name) for k, name in enumerate([*table][2:])]
+    legend = [("■", f"c{k}", name) for k, name in enumerate([*table][2:])]
     yield "sizes", Plot({"": page_svg(figure, "sizes")}, table, legend)
     for n, (name, table) in enumerate(account.densities.items()):
         figure, axes = _site_panel(sites)
-        _draw_densities(axes, sites, name, table)
+        draw_densities(axes, sites, name, table)
         axes.set_xlabel(_with_unit(account, name))
         yield f"density-{n}", Plot({"": page_svg(figure, f"density-{n}")}, table)
     for n, matrix in enumerate(preflight["overlap"].values()):
@@ -242,66 +231,60 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
 
 
 def _readings(table: Columns, classifiers: Mapping[str, str]) -> Plot:
-    panels, rows = {}, pd.DataFrame(table)
-    top = min(1.03, 1.05 * float((rows["mean"] + rows["sd"].astype(float).fillna(0.0)).max()))
+    rows, legend = pd.DataFrame(table), list[tuple[str, str, str]]()
+    panels: dict[str, str] = {}
     for who, part in rows.groupby("fitted_on", sort=False):
-        figure, axes = panel(210)
         stages = [stage for stage in STAGES if stage in set(part["stage"])]
-        for place, stage in enumerate(stages):
-            same = list(part[part["stage"] == stage].itertuples())
-            for j, row in enumerate(same):
-                marker = MARKERS[list(classifiers).index(str(row.classifier)) % len(MARKERS)]
-                y = place + 0.2 * (j - (len(same) - 1) / 2)
-                _point(axes, float(row.mean), row.sd, y, stage, marker)  # type: ignore[arg-type]
-        _point_axis(axes, [STAGES[stage] for stage in stages], "balanced accuracy")
-        axes.set_xlim(0, top)
-        panels[f"Classifiers fitted on {who}"] = page_svg(figure, f"site-{len(panels)}")
-    names = zip(MARKERS, classifiers.values(), strict=False)
-    return Plot(panels, table, [Key(SIGNS[marker], "soft", name) for marker, name in names])
+        by = part.set_index(["classifier", "stage"])[["mean", "sd"]].astype(float)
+        series = {
+            words: by.loc[name].reindex(stages).to_numpy().T if name in by.index else None
+            for name, words in classifiers.items()
+        }
+        key, labels = f"site-{len(panels)}", [STAGES[stage] for stage in stages]
+        svg, legend = _dots(key, labels, series, "balanced accuracy", 0.0)
+        panels[f"Classifiers fitted on {who}"] = svg
+    return Plot(panels, table, legend)
 
 
 def _signals(table: Columns) -> Plot:
-    rows = [row for row in rows_of(table) if row["before"] is not None]
-    low = min([0.0, *(max(min(row["before"], row["after"]), -0.5) for row in rows)])
-    figure, axes = panel(32 * max(len(rows), 1) + 50)
-    for y, row in enumerate(rows):
-        for stage, shift, marker in (("before", -0.13, "o"), ("after", 0.13, "s")):
-            below = row[stage] < low
-            _point(
-                axes, max(row[stage], low), None if below else row[f"{stage}_sd"], y + shift, stage, marker
-            )
-            if below:
-                text = f"below: {row[stage]:.2g}".replace("-", "−")
-                axes.text(low + 0.04, y + shift, text, va="center", fontsize=8)
-    labels = [f"{shortened(row['what'], 12)}, {WHERE[row['where']]}" for row in rows]
-    _point_axis(axes, labels, "R² or AUC")
-    axes.set_xlim(low - 0.04, 1.04)
-    legend = [Key("●", "c5", STAGES["before"]), Key("■", "c0", STAGES["after"])]
-    return Plot({"": page_svg(figure, "signals")}, table, legend)
+    rows = pd.DataFrame(table).dropna(subset="before")
+    labels = [f"{shortened(str(row.what), 12)}, {WHERE[str(row.where)]}" for row in rows.itertuples()]
+    stages = {STAGES[stage]: rows[[stage, f"{stage}_sd"]].to_numpy(float).T for stage in ("before", "after")}
+    low = min([0.0, *(max(float(means.min()), -0.5) for means, _ in stages.values())])
+    svg, legend = _dots("signals", labels, stages, "R² or AUC", low)
+    return Plot({"": svg}, table, legend)
 
 
-def _point(axes: Axes, mean: float, sd: float | None, y: float, stage: str, marker: str) -> None:
-    """Draw a mean with a line of one standard deviation to either side."""
-    style: dict[str, Any] = {"color": COLOURS[STAGE_COLOURS[stage]], "ecolor": LIGHT["soft"], "ms": 6}
-    axes.errorbar([mean], [y], xerr=sd if sd and np.isfinite(sd) else None, fmt=marker, **style)
-
-
-def _point_axis(axes: Axes, labels: Sequence[str], measure: str) -> None:
+def _dots(
+    key: str, labels: Sequence[str], series: Mapping[str, Any], measure: str, low: float
+) -> tuple[str, list[tuple[str, str, str]]]:
+    """Draw means ± one standard deviation, a row a label and a mark a series; return the legend too."""
+    figure, axes = panel(max(34, 11 * len(series)) * len(labels) + 50)
+    for j, values in enumerate(series.values()):
+        if values is not None:
+            mean, sd = np.maximum(values[0], low), np.where(values[0] < low, np.nan, values[1])
+            y = np.arange(len(labels)) + 0.2 * (j - (len(series) - 1) / 2)
+            style: dict[str, Any] = {"fmt": MARKERS[j], "color": COLOURS[j], "ecolor": LIGHT["soft"]}
+            axes.errorbar(mean, y, xerr=sd, ms=6, **style)
+            for k in np.flatnonzero(values[0] < low):
+                text = f"below: {values[0][k]:.2g}".replace("-", "−")
+                axes.text(low + 0.04, y[k], text, va="center", fontsize=8)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=measure)
+    axes.set(xlim=(low - 0.03, 1.03), ylim=(len(labels) - 0.5, -0.5), xlabel=measure)
     axes.grid(axis="x")
+    return page_svg(figure, key), [(SIGNS[j], f"c{j}", name) for j, name in enumerate(series)]
 
 
 def _scatter(key: str, x: ArrayLike, y: ArrayLike, label: str, table: Columns) -> Plot:
-    """Draw features as measured and harmonized beside the diagonal; squares are significant."""
-    x, y = np.asarray(x), np.asarray(y)
-    low, high = min(0.0, x.min(), y.min()), max(0.05, x.max(), y.max())
+    """Draw features as measured and harmonized beside the diagonal; squares are significant effects."""
+    x, y, effects = np.asarray(x), np.asarray(y), key == "effects"
+    ends = [min(0.0, x.min(), y.min()), max(0.05, x.max(), y.max())]
     figure, axes = panel(320)
-    axes.plot([low, high], [low, high], ":", color=LIGHT["soft"], linewidth=1)
-    significant = np.array(table["harmonized_q"] if key == "effects" else np.ones(len(x))) <= 0.05
-    for rows, marker, colour in ((~significant, "o", 6 if key == "effects" else 0), (significant, "s", 0)):
-        axes.plot(x[rows], y[rows], marker, color=COLOURS[colour], **DOTS)
-    axes.set(xlabel=label, ylabel="t, harmonized" if key == "effects" else "harmonized")
+    axes.plot(ends, ends, ":", color=LIGHT["soft"], linewidth=1)
+    significant = np.array(table["harmonized_q"] if effects else np.ones(len(x))) <= 0.05
+    for rows, marker, colour in ((~significant, "o", 6 if effects else 0), (significant, "s", 0)):
+        axes.plot(x[rows], y[rows], marker, color=COLOURS[colour], ms=5, alpha=0.8)
+    axes.set(xlabel=label, ylabel="t, harmonized" if effects else "harmonized")
     return Plot({"": page_svg(figure, key)}, table)
 
 
@@ -313,73 +296,58 @@ def _map_panel() -> tuple[Figure, Axes]:
 
 
 def _before_after(account: Account) -> Plot:
-    panels, tables = {}, {stage: account.maps[stage] for stage in ("before", "after")}
-    for stage, table in tables.items():
+    maps = {STAGES[stage]: account.maps[stage] for stage in ("before", "after")}
+    panels: dict[str, str] = {}
+    for stage, rows in ((stage, pd.DataFrame(table)) for stage, table in maps.items()):
         figure, axes = _map_panel()
-        rows = pd.DataFrame(table)
         for k, site in enumerate(account.names["sites"]):
             part = rows[rows["site"] == site]
-            axes.plot(part["x"], part["y"], MARKERS[_round(k)], color=_colour(k), gid=_gid(k, site), **DOTS)
-        panels[STAGES[stage].capitalize()] = page_svg(figure, f"maps-{stage}")
-    both = {name: [value for table in tables.values() for value in table[name]] for name in tables["before"]}
-    stages = [STAGES[stage] for stage, table in tables.items() for _ in table["x"]]
-    return Plot(panels, {"stage": stages, **both}, _site_legend(account))
+            axes.plot(part["x"], part["y"], MARKERS[_round(k)], ms=5, alpha=0.8, **_style(k, site))
+        panels[stage.capitalize()] = page_svg(figure, f"maps-{len(panels)}")
+    table = {name: [value for one in maps.values() for value in one[name]] for name in account.maps["before"]}
+    stages = [stage for stage, one in maps.items() for _ in one["x"]]
+    return Plot(panels, {"stage": stages, **table}, _site_legend(account), of_sites=True)
 
 
 def _tau(table: Columns, name: str) -> Plot:
-    values = np.array(table[column(name)], dtype=float)
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, len(SHADES) + 1)[1:-1]).round(1))
-    edges = edges[(edges > values.min()) & (edges <= values.max())]
-    group = np.searchsorted(edges, values, side="right")
-    limits = [values.min(), *edges, values.max()]
-    figure, axes = _map_panel()
-    legend = []
-    for k, shade in enumerate(np.linspace(0, len(SHADES) - 1, len(edges) + 1).round().astype(int)):
-        rows = np.flatnonzero(group == k)
-        axes.plot(np.take(table["x"], rows), np.take(table["y"], rows), "o", color=SHADES[shade], **DOTS)
-        legend.append(Key("●", f"q{shade}", f"{limits[k]:.3g} to {limits[k + 1]:.3g}"))
+    rows, (figure, axes), legend = pd.DataFrame(table), _map_panel(), []
+    groups = rows.groupby(pd.qcut(rows[column(name)], len(SHADES), duplicates="drop"), observed=True)
+    for shade, (interval, part) in zip(spread(SHADES, len(groups)), groups, strict=True):
+        axes.plot(part["x"], part["y"], "o", color=shade, ms=5, alpha=0.8)
+        legend.append(("●", f"q{SHADES.index(shade)}", f"{interval.left:.3g} to {interval.right:.3g}"))
     return Plot({"": page_svg(figure, "tau")}, table, legend)
 
 
 def _features(account: Account) -> Iterator[tuple[str, Plot]]:
     """Draw each site's course and box of the features with the largest site effects."""
-    for kind, table, draw in (("curve", account.curves, _draw_curves), ("box", account.boxes, _draw_boxes)):
+    for kind, table, draw in (("curve", account.curves, _curves), ("box", account.boxes, _boxes)):
         for n, (_, rows) in enumerate(pd.DataFrame(table).groupby("feature", sort=False) if table else ()):
             panels = {}
             for stage in ("before", "after"):
                 heading, figure = draw(account, rows, rows[rows["stage"] == stage])
                 panels[f"{STAGES[stage].capitalize()}, {heading}"] = page_svg(figure, f"{kind}-{n}-{stage}")
             numbers = {str(name): list(values) for name, values in rows.to_dict("list").items()}
-            yield f"{kind}-{n}", Plot(panels, numbers, _site_legend(account) if kind == "curve" else ())
+            yield f"{kind}-{n}", Plot(panels, numbers, _site_legend(account), of_sites=True)
 
 
-def _draw_curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
+def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
     covariate, sites = str(rows.columns[3]), list(account.names["sites"])
     figure, axes = panel(230)
     for site, line in part.groupby("site", sort=False):
         k = sites.index(str(site))
-        axes.plot(
-            line[covariate],
-            line["value"],
-            linestyle=LINES[_round(k)],
-            color=_colour(k),
-            gid=_gid(k, sites[k]),
-        )
+        axes.plot(line[covariate], line["value"], linestyle=LINES[_round(k)], **_style(k, sites[k]))
     axes.set(xlabel=_with_unit(account, covariate), ylim=_with_room(rows["value"].min(), rows["value"].max()))
     axes.grid(axis="y")
     return f"over {covariate}", figure
 
 
-def _draw_boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
+def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
     sites = list(account.names["sites"])[:SITES_SHOWN]
     figure, axes = _site_panel(sites)
-    for k, site in enumerate(sites):
-        low, q1, median, q3, high = part.loc[
-            part["site"] == site, ["low", "q1", "median", "q3", "high"]
-        ].iloc[0]
-        axes.plot([low, high], [k, k], color=_colour(k), linewidth=1, gid=_gid(k, site))
-        axes.barh(k, q3 - q1, 0.55, left=q1, color=_colour(k), alpha=0.5)
-        axes.plot([median, median], [k - 0.28, k + 0.28], color=LIGHT["ink"])
+    for k, (site, box) in enumerate(part.set_index("site").loc[sites].iterrows()):
+        axes.plot([box["low"], box["high"]], [k, k], linewidth=1, **_style(k, str(site)))
+        axes.barh(k, box["q3"] - box["q1"], 0.55, left=box["q1"], alpha=0.5, color=COLOURS[k % len(COLOURS)])
+        axes.plot([box["median"]] * 2, [k - 0.28, k + 0.28], color=LIGHT["ink"])
     _site_axis(axes, sites)
     axes.set(xlim=_with_room(rows["low"].min(), rows["high"].max()), xlabel="value, covariates adjusted")
     axes.grid(axis="x")
@@ -407,24 +375,17 @@ def causal_diagram(site: str, covariates: Sequence[str], target: str | None, kin
         arrows += [("rate", "y"), ("person", "y")]
     figure, axes = panel(284)
     for x, y, first, second, colour in nodes.values():
-        style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "linewidth": 1.5}
-        axes.add_patch(
-            FancyBboxPatch((x - 0.44, y - 0.3), 0.88, 0.6, ec=LIGHT[colour], fc=LIGHT["card"], **style)
-        )
+        style: dict[str, Any] = {"fc": LIGHT["card"], "ec": LIGHT[colour], "lw": 1.5}
+        shape = "round,pad=0,rounding_size=0.08"
+        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.3), 0.88, 0.6, boxstyle=shape, **style))
         axes.text(x, y + 0.1, shortened(first, 16), ha="center", va="center")
         axes.text(x, y - 0.14, second, ha="center", va="center", fontsize=8.5, color=LIGHT["soft"])
     for start, end in arrows:
         (x1, y1), (x2, y2) = nodes[start][:2], nodes[end][:2]
         reach, across = 0.33 if y2 > y1 else -0.33, 0.28 * (x2 - x1)
-        look = ("c5", "--") if start == "how" else ("ink", "-")
-        style = {
-            "arrowstyle": "-|>",
-            "color": LIGHT[look[0]],
-            "linestyle": look[1],
-            "shrinkA": 0,
-            "shrinkB": 0,
-        }
-        axes.annotate("", (x2 - across, y2 - reach), (x1 + across, y1 + reach), arrowprops=style)
+        look = {"color": LIGHT["c5"], "linestyle": "--"} if start == "how" else {"color": LIGHT["ink"]}
+        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, **look}
+        axes.annotate("", (x2 - across, y2 - reach), (x1 + across, y1 + reach), arrowprops=arrow)
     axes.set(xlim=(-0.5, 2.5 if target else 1.5), ylim=(-0.4, 2.4))
     axes.set_axis_off()
     return page_svg(figure, "causes")

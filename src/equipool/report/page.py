@@ -40,6 +40,8 @@ def report_page(account: Account) -> str:
     words = [one["name"] for one in names["covariates"]]
     participants = plural(names["participants"], "participant")
     repeated = names["rows"] != names["participants"]
+    effects: Columns = account.effects["table"] if account.effects else {}
+    last = [name for name in effects if name.endswith("_t")][-1:]  # the largest effects come first
     settings = {**account.made.get("versions", {}), **account.made.get("settings", {})}
     return render(
         "report.html",
@@ -49,27 +51,13 @@ def report_page(account: Account) -> str:
         who=f"{participants} in {plural(names['rows'], 'row')}" if repeated else participants,
         covariates=", ".join(words),
         made={"versions": {}, "command": None, "inputs": None, "source": None, **account.made},
-        facts={
-            name: ", ".join(map(str, value)) if isinstance(value, list) else value
-            for name, value in settings.items()
-            if value not in (None, [], "")
-        },
-        effect_columns={
-            stage: words
-            for stage, words in EFFECT_STAGES.items()
-            if account.effects and f"{stage}_t" in account.effects["table"]
-        },
-        effect_rows=_strongest(account.effects["table"]) if account.effects else [],
+        facts={name: value for name, value in settings.items() if value not in (None, [], "")},
+        effect_columns={k: words for k, words in EFFECT_STAGES.items() if f"{k}_t" in effects},
+        effect_rows=sorted(rows_of(effects), key=lambda row: -abs(row[last[0]])) if last else [],
         stages=STAGES,
         best=best,
         rows_of=rows_of,
     )
-
-
-def _strongest(table: Columns) -> list[dict[str, Any]]:
-    """Return the effects, the largest |t| of the last stage first."""
-    last = [name for name in table if name.endswith("_t")][-1:]
-    return sorted(rows_of(table), key=lambda row: -abs(row[last[0]])) if last else []
 
 
 def render(name: str, **values: Any) -> str:
@@ -121,7 +109,7 @@ def _number(value: Any, form: str = ".5g") -> str:
 
 
 def _csv(table: Columns) -> str:
-    """Return a table as the address of a CSV file; text that a spreadsheet takes for a formula gets an apostrophe."""
+    """Return a table as the address of a CSV file."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(_inert(name) for name in table)
@@ -130,6 +118,7 @@ def _csv(table: Columns) -> str:
 
 
 def _inert(value: Any) -> Any:
+    """Return a text that a spreadsheet would take for a formula with an apostrophe before it."""
     return (
         f"'{value}"
         if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))

@@ -66,7 +66,7 @@ def statmap_figure(
     brain = Brain(mask, affine, background)
     heights = brain.heights(slices, shown)
     count = len(maps) + (truth is not None)
-    figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * count + 0.3))
+    figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * count + 0.3), layout="constrained")
     rows = list(figure.subplots(count, 1, squeeze=False)[:, 0])
     top = _top(maps, significant)
     if truth is not None:
@@ -80,7 +80,7 @@ def statmap_figure(
             other = truth == 0 if unaffected is None else unaffected
             shares = detection(m, truth != 0, other, alpha=alpha, correction=correction)
             title += f", {shares.found:.1%} of affected and {shares.false:.2%} of unaffected voxels called"
-        brain.draw(axes, heights, np.where(significant[name], m.t, np.nan), top, outline=truth)
+        brain.draw(axes, heights, np.where(significant[name], m.t, np.nan), top, truth=truth)
         axes.set_title(title, fontsize=9, loc="left")
     brain.label(rows[-1], heights)
     _colour_bar(figure, top, maps, alpha, correction)
@@ -101,7 +101,7 @@ def glass_figure(
 
     significant = _significant(maps, alpha, correction)
     top = _top(maps, significant)
-    figure = Figure(figsize=(10, 2.6 * len(maps)), layout="none")
+    figure = Figure(figsize=(10, 2.6 * len(maps)))
     figure.subplots_adjust(left=0.01, right=0.9, bottom=0.02, top=0.95, hspace=0.2)
     for axes, (name, m) in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps.items(), strict=True):
         t = in_volume(np.where(significant[name], m.t, 0), mask).astype(np.float32)
@@ -143,7 +143,7 @@ def _colour_bar(
     """Draw the one colour bar, with what is shown and what a positive value means."""
     how = {"bonferroni": "Bonferroni", "fdr": "FDR", None: "uncorrected"}[correction]
     contrasts = {m.contrast for m in maps.values()}
-    what = f" ({shortened(*contrasts)})" if len(contrasts) == 1 and "" not in contrasts else ""
+    what = f" ({shortened(contrasts.pop())})" if len(contrasts) == 1 and "" not in contrasts else ""
     shades = ScalarMappable(Normalize(-top, top), EFFECT_COLOURS)
     bar = figure.colorbar(shades, ax=figure.axes, shrink=0.8, aspect=30, pad=0.01)
     bar.set_label(f"t{what}, p < {alpha:g} {how}", fontsize=8)
@@ -223,9 +223,9 @@ def statmap_pictures(
         "column": column,
         "contrast": first.contrast,
         "sentence": (
-            f"{first.n} participants, covariates adjusted. Significant at p < 0.001 after Bonferroni: {counts}, of "
-            f"{int(first.tested.sum())} tested. The harmonized map takes the site effects as known, although they "
-            "were estimated; where the variable is confounded with site, its t-values are too large."
+            f"{first.n} participants, covariates adjusted. Significant at p < 0.001 after Bonferroni: "
+            f"{counts}, of {int(first.tested.sum())} tested. The harmonized map takes site effects as known, "
+            "although they were estimated: where the variable is confounded with site, its t is too large."
         ),
         "svg": page_svg(figure, "statmap"),
         "alt": f"Axial slices with the significant voxels of {column}: {counts}.",

@@ -1,7 +1,7 @@
 """The one style of all figures: colours, fonts, axes, and how a figure is saved or put into a page.
 
-Colours are those of Okabe and Ito, a little darker, which colour-blind readers can tell apart. Figures are drawn
-by matplotlib in the colours of ``LIGHT``; in a page they are SVG whose colours are CSS variables, so that one
+Figures are drawn by matplotlib in the colours of ``LIGHT``: those of Okabe and Ito, a little darker, which
+colour-blind readers can tell apart. In a page they are SVG whose colours are CSS variables, so that one
 drawing serves light and dark.
 """
 
@@ -11,28 +11,17 @@ import io
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = [
-    "COLOURS",
-    "DARK",
-    "LIGHT",
-    "MARKERS",
-    "SHADES",
-    "check_figure_path",
-    "page_svg",
-    "panel",
-    "save_figure",
-]
-__all__ += ["shortened", "styled"]
+__all__ = ["COLOURS", "LIGHT", "MARKERS", "SHADES", "check_figure_path", "page_svg", "save_figure", "styled"]
 
 NAMES = "ink paper soft line card link good fair bad c0 c1 c2 c3 c4 c5 c6 q0 q1 q2 q3 q4 q5 q6 q7".split()
 LIGHT = dict(zip(NAMES, (
@@ -51,37 +40,34 @@ MARKERS = "os^DP"
 FORMATS = (".png", ".svg", ".pdf")
 VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 
-styled = mpl.rc_context(
-    {
-        "axes.axisbelow": True,
-        "axes.edgecolor": LIGHT["soft"],
-        "axes.labelcolor": LIGHT["ink"],
-        "axes.prop_cycle": cycler(color=COLOURS),
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlesize": 10,
-        "figure.constrained_layout.use": True,
-        "grid.color": LIGHT["line"],
-        "image.composite_image": False,  # in SVG each keeps its resolution
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "lines.markeredgewidth": 0,
-        "savefig.dpi": 150,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "equipool",
-        "text.color": LIGHT["ink"],
-        "text.parse_math": False,  # a user's dollar sign starts no formula
-        "xtick.color": LIGHT["soft"],
-        "xtick.labelsize": 9,
-        "ytick.color": LIGHT["soft"],
-        "ytick.labelsize": 9,
-    }
-)  # decorates every function that draws
+RC: Any = {
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["soft"]),
+    **dict.fromkeys(("axes.labelcolor", "text.color"), LIGHT["ink"]),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    "lines.markeredgewidth": 0,
+    "image.composite_image": False,  # in SVG each keeps its resolution
+    "savefig.dpi": 150,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "equipool",
+    "text.parse_math": False,  # a user's dollar sign starts no formula
+}
+styled = mpl.rc_context(RC)  # decorates every function that draws
 
 
 def shortened(name: str, longest: int = 40) -> str:
     """Return a name with an ellipsis if it is longer than so many signs."""
     return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def spread(shades: tuple[str, ...], count: int) -> list[str]:
+    """Return so many shades, from the first to the last."""
+    return [shades[round(k * (len(shades) - 1) / max(count - 1, 1))] for k in range(count)]
 
 
 def check_figure_path(path: Path) -> None:
@@ -114,16 +100,16 @@ def _content(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
 
 @styled
 def panel(height: float = 250) -> tuple[Figure, Axes]:
-    """Return a figure of one drawing for a page: 360 points wide, as a phone is, so that text keeps its size."""
-    figure = Figure(figsize=(5, height / 72))
+    """Return a figure of one drawing for a page: 360 points wide, as a phone, where text keeps its size."""
+    figure = Figure(figsize=(5, height / 72), layout="constrained")
     return figure, figure.subplots()
 
 
 def page_svg(figure: Figure, key: str) -> str:
     """Return the figure as SVG for inside a page, whose ids begin with ``key``.
 
-    Colours become CSS variables, and styles attributes: a page's security policy forbids inline styles. Text stays
-    text. What was drawn with ``gid="site:3:NAME"`` has ``data-k="3"`` and shows the name when it is pointed at.
+    Colours become CSS variables, and styles attributes: a page's security policy forbids inline styles. Text
+    stays text. What was drawn with ``gid="site:3:NAME"`` has ``data-k="3"`` and the name as a tooltip.
     """
     root = ElementTree.fromstring(_content(figure, "svg", transparent=True))
     links = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from equipool.judge.scores import Columns
 
@@ -47,83 +47,62 @@ def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[st
 # -- the site ----------------------------------------------------------------------------------------------
 
 
-class _Site(NamedTuple):
-    """How well the best classifier predicts the site, and the floor: the higher of covariates alone and chance."""
-
-    level: str
-    before: float
-    after: float
-    covariates: float | None
-    chance: float
-    floor: float
-    noise: float  # of what is predicted after
-    shown: bool  # whether more than the floor was predicted before
-
-
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
     """Judge by classifiers fitted on training and on held-out participants, and say the worse."""
     both = [_site(judged, who) for who in dict.fromkeys(judged["readings"]["fitted_on"])]
-    sites = [one for one in both if one is not None]
-    worse = [one for one in sites if one.floor < TELLS] or sites
-    site = min(worse, key=lambda one: (LEVELS.index(one.level), -one.after))
-    told = site.covariates is not None and site.covariates >= site.chance  # by the covariates
-    level, others = site.level, f"from {covariates} alone" if told else "by chance"
-    fell, above = site.before - site.after, site.before - site.floor
-    if site.after > max(site.before, site.floor) + site.noise:
+    sites = [site for site in both if site is not None]
+    sites = [site for site in sites if site["floor"] < TELLS] or sites
+    site = min(sites, key=lambda one: (LEVELS.index(one["level"]), -one["after"]))
+    level, before, after, floor = site["level"], site["before"], site["after"], site["floor"]
+    by_covariates = site["covariates"] is not None and site["covariates"] >= site["chance"]
+    others = f"from {covariates} alone" if by_covariates else "by chance"
+    if after > max(before, floor) + site["noise"]:
         text = "Bad news: the site is easier to predict than before"
-    elif site.floor >= TELLS and told:
+    elif floor >= TELLS and by_covariates:
         level = "fair"
         text = f"Whether the site effect is removed cannot be told: the site can be predicted {others}"
-    elif not site.shown:
+    elif not site["shown"]:
         text = f"There was little to remove: the site could hardly be predicted better than {others}"
     elif level == "good":
         text = f"The site can no longer be predicted better than {others}"
-    elif site.after <= site.floor + site.noise and fell < 0.5 * above:
+    elif after <= floor + site["noise"] and before - after < 0.5 * (before - floor):
         text = "Whether the site effect is removed cannot be told from so few participants"
-    elif site.after <= site.floor + site.noise:
-        text = (
-            "The site effect may be removed: what remains is within the sampling error of so few participants"
-        )
+    elif after <= floor + site["noise"]:
+        text = "The site effect may be removed: the rest is within the sampling error of so few participants"
     elif level == "fair":
-        text = f"The site effect is reduced but not removed: {fell / above:.0%} of what exceeded prediction {others} is gone"
+        gone = (before - after) / (before - floor)
+        text = (
+            f"The site effect is reduced but not removed: {gone:.0%} of the excess over {floor:.2f} is gone"
+        )
     else:
         text = "Bad news: the site can be predicted nearly as well as before"
-    given = "" if site.covariates is None else f"; given {covariates} alone: {site.covariates:.2f}"
+    given = "" if site["covariates"] is None else f"; given {covariates} alone: {site['covariates']:.2f}"
     numbers = (
-        f"A classifier predicts the site of held-out participants with a balanced accuracy of {site.after:.2f} (as "
-        f"measured: {site.before:.2f}){given}; chance: {site.chance:.2f}."
+        "A classifier predicts the site of held-out participants with a balanced accuracy of "
+        f"{after:.2f} (as measured: {before:.2f}){given}; chance: {site['chance']:.2f}."
     )
     return {"level": level, "text": f"{text}. {numbers}"}
 
 
-def _site(judged: dict[str, Any], who: str) -> _Site | None:
+def _site(judged: dict[str, Any], who: str) -> dict[str, Any] | None:
+    """Return how well the best classifier predicts the site; the floor: covariates alone, or chance."""
     stages = ("before", "after", "covariates", "shuffled")
-    before, after, covariates, shuffled = (best(judged["readings"], stage, who) for stage in stages)
-    if before is None or after is None or shuffled is None:
+    rows = {stage: best(judged["readings"], stage, who) for stage in stages}
+    before, after, covariates, chance = (row["mean"] if row else None for row in rows.values())
+    if before is None or after is None or chance is None:
         return None
-    floor = max(shuffled["mean"], covariates["mean"] if covariates else 0.0)
-    noise = _noise(after["sd"], judged["folds"])
-    shown = before["mean"] > floor + _noise(before["sd"], judged["folds"])
-    level = "good" if after["mean"] <= floor + CLOSE else "fair"
-    little = before["mean"] - after["mean"] < 0.25 * (before["mean"] - floor)
-    if (after["mean"] > floor + noise and shown and little) or after["mean"] > max(
-        before["mean"], floor
-    ) + noise:
+    noise = {stage: _noise(row["sd"], judged["folds"]) for stage, row in rows.items() if row}
+    floor = max(chance, covariates or 0.0)
+    shown, little = before > floor + noise["before"], before - after < 0.25 * (before - floor)
+    level = "good" if after <= floor + CLOSE else "fair"
+    if (after > floor + noise["after"] and shown and little) or after > max(before, floor) + noise["after"]:
         level = "bad"
-    return _Site(
-        level,
-        before["mean"],
-        after["mean"],
-        covariates["mean"] if covariates else None,
-        shuffled["mean"],
-        floor,
-        noise,
-        shown,
-    )
+    site = {"level": level, "before": before, "after": after, "covariates": covariates, "chance": chance}
+    return {**site, "floor": floor, "noise": noise["after"], "shown": shown}
 
 
 def _noise(sd: float | None, folds: int) -> float:
-    """Return by how much a mean over folds must differ to be worth a word: two standard errors, at least 0.03."""
+    """Return by how much a mean over folds must differ to count: two standard errors, at least 0.03."""
     return max(CLOSE, 2 * (sd or 0.0) / folds**0.5)
 
 
@@ -135,8 +114,8 @@ def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
     for row in rows_of(judged["signals"]):
         if row["where"] == "within sites" and row["change"] is not None:
             level, text = _signal_verdict(row, _noise(row["change_sd"], judged["folds"]))
-            numbers = f"{row['measure']} within sites {row['before']:.2f} as measured, {row['after']:.2f} harmonized"
-            yield {"level": level, "text": f"{text} ({numbers.replace('-', '−')})."}
+            numbers = f"{row['before']:.2f} as measured, {row['after']:.2f} harmonized".replace("-", "−")
+            yield {"level": level, "text": f"{text} ({row['measure']} within sites {numbers})."}
 
 
 def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
