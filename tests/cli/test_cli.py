@@ -30,7 +30,7 @@ def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys, monkeypatch)
     figures = dict.fromkeys(
         ["site_auc_raw", "site_auc_code", "accuracy", "majority", "clean_raw", "clean_harmonized"], 0.5
     )
-    monkeypatch.setattr("equipool.report.demo._pool", lambda truth, seed: (figures, truth.clean))
+    monkeypatch.setattr("equipool.cli.demo._pooled", lambda truth, seed: (figures, truth.clean))
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out)]) == 0
     assert main(["demo", "--out", str(out)]) == 2
@@ -106,7 +106,7 @@ def test_a_defect_is_not_a_verdict(monkeypatch, capsys):
     def broken(*_, **__):
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("equipool.report.demo.run_demo", broken)
+    monkeypatch.setattr("equipool.simulate.simulate_table", broken)
     assert main(["demo"]) == 3
     assert "EQUIPOOL_TRACEBACK=1" in capsys.readouterr().err
 

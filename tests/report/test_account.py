@@ -8,18 +8,12 @@ import pytest
 import equipool as ep
 from equipool.data import PooledDataset, check
 from equipool.exceptions import InputError
-from equipool.judge.heldout import LEAST, HeldOut, held_out, make_folds
-from equipool.report.account import (
-    Account,
-    _numbered,
-    _tau_of_table,
-    account_of_table,
-    account_of_two_tables,
-    best,
-    verdict,
-)
+from equipool.judge.heldout import LEAST, held_out, make_folds
+from equipool.judge.scores import site_shares
+from equipool.report.account import Account, _judged, account_of, refit_table, tau_of, with_sites_of
+from equipool.report.figure_tables import boxes, effects, worst
 from equipool.report.page import report_page
-from equipool.report.views import boxes, effects, site_shares, worst
+from equipool.report.verdict import best, verdict
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +36,14 @@ def account(pool, preflight):
     model = ep.SiteHarmonizer(random_state=0)
     clean = model.fit_transform(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.report.account.TAU_STEPS", 20)
         patch.setattr("equipool.judge.heldout.TREES", 10)
-        return account_of_table(pool, clean, preflight)
+        return account_of(pool, clean, refit_table(pool, ep.SiteHarmonizer), preflight)
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leave out what takes long: τ and t-SNE."""
-    monkeypatch.setattr("equipool.report.account._tau_of_table", lambda pool, subject, seed: None)
-    monkeypatch.setattr("equipool.report.account.embedding", lambda x, seed: x[:, :2])
+    """Leave out what takes long: t-SNE and many trees."""
+    monkeypatch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
     monkeypatch.setattr("equipool.judge.heldout.TREES", 3)
 
 
@@ -64,7 +56,7 @@ def test_readers_find_the_site_before_and_hardly_after(account):
     assert reading(found, "before") > 0.9
     assert reading(found, "after") < 0.7
     assert 0.15 < reading(found, "shuffled") < 0.55
-    assert np.mean(found["shares"]["after"]) < np.mean(found["shares"]["before"]) / 2
+    assert np.mean(account.shares["after"]) < np.mean(account.shares["before"]) / 2
 
 
 def test_signals_are_read_before_and_after(account):
@@ -96,14 +88,26 @@ def test_no_ids_are_told(account, pool):
     assert str(pool.ids[0]) not in account.to_json()
 
 
-def test_tau_comes_with_its_error_and_is_of_held_out_people(account, pool):
-    assert account.equivariance["error"] < 1e-6
-    assert len(account.maps["tau"]["x"]) < len(pool) / 2
-    assert "others" in account.equivariance["how"]
+def test_a_report_of_a_table_shows_nothing_of_another_model(account, monkeypatch):
+    assert account.equivariance is None
+    assert set(account.maps) == {"before", "after"}
+    page = report_page(account)
+    assert "τ" not in page
+    assert "quivarianc" not in page.replace("<cite>Equivariance", "")
+
+
+def test_tau_is_of_the_pooler_that_was_fitted(pool):
+    pooler = ep.EquivariantPooler(steps=20, finetune=False, random_state=0)
+    pooler.fit(pool.X, None, site=pool.site_labels, covariates=pool.C)
+    about, rows, tau = tau_of(pooler, pool.features, pool)
+    assert about["error"] < 1e-6
+    assert about["covariate"] == "age"
+    np.testing.assert_allclose(tau, pooler.tau_vector(pool.features[rows]))
 
 
 def test_a_harmonizer_that_does_nothing_is_bad_news(pool, preflight, quick):
-    account = account_of_two_tables(pool, pool.features, preflight)
+    account = account_of(pool, pool.features, None, preflight)
+    assert account.kind == "given"
     assert account.verdict[0]["level"] == "bad"
     assert "Bad news" in account.verdict[0]["text"]
     assert any("not cross-validated" in sentence for sentence in account.method)
@@ -111,9 +115,9 @@ def test_a_harmonizer_that_does_nothing_is_bad_news(pool, preflight, quick):
 
 def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
     noise = np.random.default_rng(0).normal(size=pool.features.shape)
-    found = held_out(pool, pool.features, lambda train: noise)
-    levels = {one["text"].split("(")[0]: one["level"] for one in verdict(found, "age")}
-    assert levels["Bad news: some of the signal of age was lost "] == "bad"
+    judged = _judged(held_out(pool, pool.features, lambda train: noise))
+    levels = {one["text"].split("(")[0]: one["level"] for one in verdict(judged, "age")}
+    assert levels["Bad news: part of the signal of age was lost "] == "bad"
 
 
 def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
@@ -137,7 +141,7 @@ def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
             seen.append(len(X))
             return super().fit(X, y, **given)
 
-    account_of_table(pool, pool.features, preflight, make=lambda: Spy(random_state=0))
+    account_of(pool, pool.features, refit_table(pool, lambda: Spy(random_state=0)), preflight)
     assert len(seen) == 5
     assert max(seen) <= 0.85 * len(pool)
 
@@ -201,48 +205,39 @@ def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(v
             return super().fit(X, y, **given)
 
     preflight = check(pool.to_frame(), site="site", covariates="age")
-    account = account_of_table(pool, pool.features, preflight, make=Spy, subject=person)
+    account = account_of(pool, pool.features, refit_table(pool, Spy, person), preflight, subject=person)
     assert told == [True] * account.held_out["folds"]
-    assert account.effects["about"]["people"] == 60
+    assert account.effects["about"]["participants"] == 60
     assert "first row" in account.effects["about"]["note"]
     page = report_page(account)
-    assert f"60 people in {len(pool)} rows of 4 sites" in page
+    assert f"60 participants in {len(pool)} rows of 4 sites" in page
     assert "Rows by site" in page
 
 
 def test_sites_that_training_does_not_know_leave_no_gap_in_their_numbers():
     pool = PooledDataset.from_arrays(np.arange(5.0)[:, None], site=["A", "B", "C", "C", "D"])
-    told = _numbered(pool, np.array([0, 2, 3]))
+    told = with_sites_of(pool, np.array([0, 2, 3]))
     assert told.site[[0, 2, 3]].tolist() == [0, 1, 1]
     assert told.site.max() == 1
-
-
-def test_tau_is_of_people_who_were_not_fitted_on(visits, monkeypatch):
-    pool, person = visits
-    monkeypatch.setattr("equipool.report.account.TAU_STEPS", 2)
-    about, rows, _ = _tau_of_table(pool, person, 0)
-    shown = np.isin(person, person[rows])
-    assert shown.sum() == len(rows)  # with every visit
-    assert "on 40 people" in about["how"]
 
 
 def test_sites_too_small_to_judge_are_said_to_be(quick):
     truth = ep.simulate_table(people=4).pool
     preflight = check(truth.to_frame(), site="site", covariates="age", id="id", target="dx")
-    account = account_of_two_tables(truth, truth.features, preflight)
+    account = account_of(truth, truth.features, None, preflight)
     assert account.held_out is None
-    assert "cannot be told" in account.verdict[0]["text"]
+    assert "cannot be judged" in account.verdict[0]["text"]
     json.loads(account.to_json())
 
 
 SIGNALS = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
 
 
-def found_of(
+def judged_of(
     before=0.9, after=0.34, after_held_out=0.34, signals=(), covariates=0.33, shuffled=0.33, after_sd=0.01
 ):
-    """Return readings as told, with chance at 0.33 if not told either."""
-    columns = ("stage", "reader", "fitted_on", "mean", "sd")
+    """Return predictions of the site and of others, with chance at 0.33."""
+    columns = ("stage", "classifier", "fitted_on", "mean", "sd")
     rows = [
         (stage, "logistic", who, value, after_sd if stage == "after" else 0.01)
         for who, own in (("training people", after), ("held-out people", after_held_out))
@@ -255,69 +250,73 @@ def found_of(
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
-    return HeldOut(readings, table, {}, folds=5, people=100, sites=3)
+    return {"readings": readings, "signals": table, "folds": 5}
 
 
 def test_the_worse_reading_decides():
-    assert verdict(found_of(after_held_out=0.34))[0]["level"] == "good"
-    assert verdict(found_of(after_held_out=0.60))[0]["level"] == "fair"
-    assert verdict(found_of(after_held_out=0.88))[0]["level"] == "bad"
+    assert verdict(judged_of(after_held_out=0.34))[0]["level"] == "good"
+    assert verdict(judged_of(after_held_out=0.60))[0]["level"] == "fair"
+    assert verdict(judged_of(after_held_out=0.88))[0]["level"] == "bad"
 
 
 def test_the_truth_itself_is_no_bad_news_where_ages_are_disjoint():
     truth = ep.simulate_table(overlap=0.0)
-    found = held_out(truth.pool, truth.pool.features, lambda train: truth.clean)
-    assert [one for one in verdict(found, "age") if one["level"] == "bad"] == []
-    assert "cannot be told" in verdict(found, "age")[0]["text"]
+    judged = _judged(held_out(truth.pool, truth.pool.features, lambda train: truth.clean))
+    assert [one for one in verdict(judged, "age") if one["level"] == "bad"] == []
+    assert "cannot be told" in verdict(judged, "age")[0]["text"]
 
 
 def test_nothing_is_told_of_a_site_that_age_alone_tells():
-    said = verdict(found_of(before=1.0, after=0.99, after_held_out=0.99, covariates=0.99), "age")[0]
+    said = verdict(judged_of(before=1.0, after=0.99, after_held_out=0.99, covariates=0.99), "age")[0]
     assert said["level"] == "fair"
     assert "cannot be told" in said["text"]
-    assert "age alone tells it" in said["text"]
+    assert "can be predicted from age alone" in said["text"]
     # Where age tells a part, what is beyond it can be judged.
-    assert verdict(found_of(after_held_out=0.6, covariates=0.6), "age")[0]["level"] == "good"
+    assert verdict(judged_of(after_held_out=0.6, covariates=0.6), "age")[0]["level"] == "good"
 
 
 def test_the_verdict_says_whether_age_or_chance_gives_the_floor():
-    few = found_of(after=0.34, after_held_out=0.40, covariates=0.28, shuffled=0.39)
-    assert "0.40 after, 0.39 by chance" in verdict(few, "age")[0]["text"]
-    told = found_of(after=0.34, after_held_out=0.40, covariates=0.39, shuffled=0.34)
-    assert "0.40 after, 0.39 from age alone" in verdict(told, "age")[0]["text"]
+    few = judged_of(after=0.34, after_held_out=0.40, covariates=0.28, shuffled=0.39)
+    said = verdict(few, "age")[0]["text"]
+    assert "no longer be predicted better than by chance" in said
+    assert "balanced accuracy of 0.40 (as measured: 0.90); given age alone: 0.28; chance: 0.39." in said
+    told = judged_of(after=0.34, after_held_out=0.40, covariates=0.39, shuffled=0.34)
+    said = verdict(told, "age")[0]["text"]
+    assert "no longer be predicted better than from age alone" in said
+    assert "balanced accuracy of 0.40 (as measured: 0.90); given age alone: 0.39; chance: 0.34." in said
 
 
-@pytest.mark.parametrize(("after", "words"), [(0.81, "cannot be told from so few"), (0.45, "may be gone")])
+@pytest.mark.parametrize(("after", "words"), [(0.81, "cannot be told from so few"), (0.45, "may be removed")])
 def test_rough_readings_afterwards_do_not_say_that_there_was_no_site(after, words):
-    said = verdict(found_of(before=0.84, after=after, after_held_out=after, after_sd=0.6))[0]
+    said = verdict(judged_of(before=0.84, after=after, after_held_out=after, after_sd=0.6))[0]
     assert said["level"] == "fair"
     assert words in said["text"]
 
 
 @pytest.mark.parametrize("before", [0.35, 0.6])
 def test_a_site_that_is_easier_to_read_is_bad_news(before):
-    said = verdict(found_of(before=before, after=0.8))[0]
+    said = verdict(judged_of(before=before, after=0.8))[0]
     assert said["level"] == "bad"
-    assert "easier to read than before" in said["text"]
+    assert "easier to predict than before" in said["text"]
 
 
 @pytest.mark.parametrize(
     ("measure", "before", "after", "sd", "level", "words"),
     [
-        ("R²", 0.50, 0.15, 0.40, "fair", "may have lost signal; the change is within its noise"),
+        ("R²", 0.50, 0.15, 0.40, "fair", "may be reduced; the change is within its sampling error"),
         ("R²", 0.50, 0.15, 0.01, "bad", "was lost"),
-        ("R²", 0.50, 0.49, 0.01, "good", "was kept"),
-        ("AUC", 0.50, 0.49, 0.01, "fair", "could hardly be read before"),
-        ("R²", -0.20, -0.20, 0.01, "fair", "could hardly be read before"),
-        ("R²", -0.90, -0.20, 0.01, "fair", "could hardly be read before"),
-        ("AUC", 0.50, 0.80, 0.01, "good", "read better"),
+        ("R²", 0.50, 0.49, 0.01, "good", "was preserved"),
+        ("AUC", 0.50, 0.49, 0.01, "fair", "could hardly be predicted before"),
+        ("R²", -0.20, -0.20, 0.01, "fair", "could hardly be predicted before"),
+        ("R²", -0.90, -0.20, 0.01, "fair", "could hardly be predicted before"),
+        ("AUC", 0.50, 0.80, 0.01, "good", "predicted better"),
     ],
 )
 def test_a_signal_is_kept_only_if_there_was_one_and_it_is_there_still(
     measure, before, after, sd, level, words
 ):
     row = ("age", measure, "within sites", before, 0.1, after, 0.1, after - before, sd)
-    said = verdict(found_of(signals=[row]))[1]
+    said = verdict(judged_of(signals=[row]))[1]
     assert said["level"] == level
     assert words in said["text"]
 
@@ -342,22 +341,23 @@ def test_boxes_hold_quartiles_of_each_site(pool):
         *(table[name] for name in ("low", "q1", "median", "q3", "high")), strict=True
     ):
         assert low <= q1 <= median <= q3 <= high
-    assert sum(table["people"]) == 2 * len(pool) * len(pool.feature_names)
+    assert sum(table["rows"]) == 2 * len(pool) * len(pool.feature_names)
 
 
 def test_effects_meet_the_truth(truth):
     pool = truth.pool
-    about, table = effects(pool, pool.features, truth.clean, list(pool.feature_names))
+    found = effects(pool, pool.features, truth.clean, list(pool.feature_names))
+    about, table = found["about"], found["table"]
     t = np.abs(table["harmonized_t"])
     assert about["of"] == "dx"
     assert t[truth.affected].min() > np.median(t[~truth.affected])
-    assert about["found"]["harmonized"] >= truth.affected.sum()
+    assert about["significant"]["harmonized"] >= truth.affected.sum()
 
 
 def test_without_a_target_the_first_covariate_is_looked_at(truth):
     frame = truth.pool.to_frame().drop(columns="dx")
     pool = PooledDataset.from_frame(frame, site="site", covariates="age", id="id")
-    about, _ = effects(pool, pool.features, pool.features, list(pool.feature_names))
+    about = effects(pool, pool.features, pool.features, list(pool.feature_names))["about"]
     assert about["of"] == "age"
     assert "No target" in about["note"]
 
@@ -366,7 +366,7 @@ def test_of_three_classes_the_largest_two_are_compared(truth):
     frame = truth.pool.to_frame()
     frame.loc[:20, "dx"] = "MCI"
     pool = PooledDataset.from_frame(frame, site="site", covariates="age", target="dx", id="id")
-    about, _ = effects(pool, pool.features, pool.features, list(pool.feature_names))
+    about = effects(pool, pool.features, pool.features, list(pool.feature_names))["about"]
     assert "two largest" in about["note"]
     assert "MCI" not in about["contrast"]
 
@@ -375,6 +375,6 @@ def test_column_names_of_ours_may_be_the_user_s(truth, preflight, quick):
     frame = truth.pool.to_frame().rename(columns={"site": "scanner", "age": "site", "dx": "x"})
     roles = {"site": "scanner", "covariates": "site", "target": "x", "id": "id"}
     pool = PooledDataset.from_frame(frame, **roles)
-    account = account_of_two_tables(pool, pool.features, check(frame, **roles))
+    account = account_of(pool, pool.features, None, check(frame, **roles))
     assert set(account.maps["before"]["site"]) == set(pool.sites)
     assert account.maps["before"]["site (covariate)"][0] > 1

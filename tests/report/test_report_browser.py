@@ -12,9 +12,9 @@ import pytest
 import equipool as ep
 from equipool.data import PooledDataset, check
 from equipool.judge.statmaps import stat_map
-from equipool.report.account import account_of_two_tables
-from equipool.report.brain_figures import statmap_pictures
+from equipool.report.account import account_of
 from equipool.report.page import write_report
+from equipool.report.statmap_figures import statmap_pictures
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -59,13 +59,9 @@ def made(tmp_path_factory):
     roles = {"site": names["site"], "covariates": names["age"], "target": names["dx"], "id": "id"}
     pool = PooledDataset.from_frame(frame, **roles)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.report.account.TAU_STEPS", 5)
         patch.setattr("equipool.judge.heldout.TREES", 3)
-        account = account_of_two_tables(
-            pool,
-            ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C),
-            check(frame, **roles),
-        )
+        clean = ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C)
+        account = account_of(pool, clean, None, check(frame, **roles))
     object.__setattr__(account, "statmap", brain_pictures()[0])
     path = write_report(tmp_path_factory.mktemp("page") / "report.html", account)
     return account, path
@@ -87,6 +83,7 @@ def page(browser, made):
 
 
 def test_it_opens_and_every_figure_is_seen(page):
+    page.evaluate("document.querySelectorAll('.choice').forEach(d => { d.open = true; })")
     figures = page.locator("figure")
     assert figures.count() >= 12
     for k in range(figures.count()):
@@ -96,35 +93,32 @@ def test_it_opens_and_every_figure_is_seen(page):
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_pointing_at_a_mark_shows_its_value(page, made):
-    svg = page.locator("#shares svg[data-hits]")
-    svg.scroll_into_view_if_needed()
-    x, y, row = (float(v) for v in svg.get_attribute("data-hits").split(";")[2].split(","))
-    box = svg.bounding_box()
-    scale = box["width"] / 360
-    page.mouse.move(box["x"] + x * scale, box["y"] + y * scale)
-    told = page.locator("#tip").inner_text()
-    assert made[0].shares["feature"][int(row)] in told
-    page.mouse.move(2, 2)
-    assert page.locator("#tip").is_hidden()
+def test_a_mark_says_its_site(page):
+    titles = page.evaluate(
+        "[...document.querySelectorAll('#maps g[data-k] > title')].map(t => t.textContent)"
+    )
+    assert set(titles) == {NASTY, "=HYPERLINK(1)", "Siemens"}
 
 
-def test_arrow_keys_walk_through_the_values(page, made):
-    svg = page.locator("#people svg[data-hits]")
-    svg.focus()
-    seen = []
-    for _ in range(3):
-        page.keyboard.press("ArrowDown")
-        seen.append(page.locator("#tip").inner_text())
-    assert len(set(seen)) == 3
-    assert any("=HYPERLINK(1)" in text for text in seen)
-    page.keyboard.press("Escape")
-    assert page.locator("#tip").is_hidden()
+def test_a_table_is_sorted_by_the_column_that_is_pressed(page):
+    page.locator("#shares summary").click()
+    head = page.locator("#shares thead th").nth(1)
+
+    def values():
+        cells = page.locator("#shares tbody tr td:nth-child(2)").all_inner_texts()
+        return [float(cell) for cell in cells]
+
+    assert len(values()) == 6
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert values() == sorted(values())
+    head.locator("button").click()
+    assert values() == sorted(values(), reverse=True)
 
 
 def download(page, key):
     with page.expect_download() as waiting:
-        page.locator(f'button.csv[data-key="{key}"]').click()
+        page.locator(f'a.csv[download="{key}.csv"]').click()
     assert waiting.value.suggested_filename == f"{key}.csv"
     text = waiting.value.path().read_text(encoding="utf-8")
     return list(csv.DictReader(io.StringIO(text)))
@@ -136,7 +130,7 @@ def test_the_csv_has_the_account_s_numbers(page, made):
 
 
 def test_no_cell_of_a_csv_is_a_formula(page):
-    sites = {row["site"] for row in download(page, "people")}
+    sites = {row["site"] for row in download(page, "sizes")}
     assert "'=HYPERLINK(1)" in sites
     assert NASTY in sites
     features = {row["feature"] for row in download(page, "shares")}
@@ -145,11 +139,21 @@ def test_no_cell_of_a_csv_is_a_formula(page):
 
 def test_every_figure_has_numbers_to_download(page):
     rows = page.evaluate(
-        "[...document.querySelectorAll('button.csv')].map(b => Object.values("
-        "JSON.parse(document.getElementById('data-' + b.dataset.key).textContent))[0].length)"
+        "[...document.querySelectorAll('figure .numbers')].map(d => d.querySelectorAll('tbody tr').length)"
     )
     assert len(rows) == page.locator("figure").count() - 1  # the diagram has no numbers
     assert min(rows) > 0
+
+
+def test_it_works_without_javascript(browser, made):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(made[1].as_uri())
+    assert page.locator("#shares svg").is_visible()
+    page.locator("#shares summary").click()
+    assert page.locator("#shares table").is_visible()
+    assert len(download(page, "shares")) == 6
+    context.close()
 
 
 def test_the_theme_can_be_changed(page):
@@ -174,12 +178,13 @@ def test_the_system_s_theme_is_followed(browser, made):
     context.close()
 
 
-def test_another_feature_can_be_chosen(page, made):
-    options = page.locator("#features [data-option]")
-    assert [option.is_visible() for option in options.all()] == [True] + [False] * (options.count() - 1)
-    page.locator("#features select").select_option(index=1)
-    assert options.nth(1).is_visible()
-    assert options.nth(0).is_hidden()
+def test_another_feature_can_be_chosen(page):
+    choices = page.locator("details.choice")
+    figure = choices.nth(1).locator("figure").first
+    assert choices.nth(0).locator("figure").first.is_visible()
+    assert not figure.is_visible()
+    choices.nth(1).locator("> summary").click()
+    assert figure.is_visible()
 
 
 def test_a_site_can_be_seen_alone(page):
@@ -205,7 +210,7 @@ def test_slices_follow_the_slider(page, made):
     first = pixels()
     page.locator("#slice").fill("3")
     assert pixels() != first
-    heights = made[0].statmap["heights"]
+    heights = made[0].statmap["viewer"]["heights"]
     assert page.locator("#slice-out").inner_text() == f"{heights[3]} mm"
     everything = pixels()
     page.locator("#least").fill(str(made[0].statmap["top"]))
@@ -217,21 +222,22 @@ def test_a_voxel_tells_its_t(page, made):
     canvas = page.locator("#viewer canvas").nth(1)
     canvas.wait_for(state="visible")
     canvas.scroll_into_view_if_needed()
-    start = made[0].statmap["start"]
+    viewer = made[0].statmap["viewer"]
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    told = page.locator("#tip").inner_text()
-    place = [float(value) for value in re.findall(r"[xy]: (-?\d+) mm", told)]
+    told = page.locator("#voxel").inner_text().replace("−", "-")
+    place = [float(value) for value in re.findall(r"[xy] (-?\d+) mm", told)]
     t = np.zeros(mask.shape)
     t[mask] = maps["harmonized"].t
-    z = made[0].statmap["heights"][start]
+    z = viewer["heights"][viewer["start"]]
     true = t[round(place[0] / 8), round(place[1] / 8), round(z / 8)]
-    found = float(re.search(r"harmonized: (.+)", told)[1].replace("−", "-"))
-    assert found == pytest.approx(true, abs=made[0].statmap["viewer"]["step"] + 0.06)
+    found = float(re.search(r"(\S+) harmonized", told)[1])
+    assert found == pytest.approx(true, abs=viewer["step"] + 0.06)
 
 
-@pytest.mark.parametrize("width", [390, 320, 768])
+@pytest.mark.parametrize("width", [390, 320, 768, 1400])
 def test_nothing_makes_the_page_wider_than_a_phone(page, width):
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     page.set_viewport_size({"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.scrollWidth") <= width
@@ -242,7 +248,7 @@ def test_it_can_be_printed_whole(page, made):
     assert page.locator("nav").is_hidden()
     assert page.locator("#theme").is_hidden()
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert all(option.is_visible() for option in page.locator("#features [data-option]").all())
+    assert all(figure.is_visible() for figure in page.locator("details.choice figure").all())
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from equipool.exceptions import EquipoolError, InputError
 from equipool.judge.statmaps import in_volume, stat_map
-from equipool.report.figures import save_figure
 from equipool.report.statmap_figures import glass_figure, statmap_figure, write_statmap
+from equipool.report.style import save_figure
 
 AFFINE = np.array([[-8.0, 0, 0, 45], [0, 8, 0, -60], [0, 0, 8, -30], [0, 0, 0, 1]])
 

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _benchmark_volumes(name: str, arguments: argparse.Namespace, splits: int, settings: Any) -> list[Path]:
     """Judge harmonized volumes and t-maps of one cohort, and draw them."""
     from equipool.benchmark.harmonized_images import run_volumes
-    from equipool.report.volume_figures import volume_figures
+    from equipool.report.benchmark_figures import volume_figures
 
     if name.endswith("-hard"):
         return []
@@ -122,7 +122,7 @@ def _benchmark_volumes(name: str, arguments: argparse.Namespace, splits: int, se
 def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
     from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers
     from equipool.report.benchmark_figures import frontier_figure
-    from equipool.report.figures import save_figure
+    from equipool.report.style import save_figure
 
     if len(arguments.datasets) < 2:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write_config:
         check_config_path(arguments.write_config)
     if arguments.figure:
-        from equipool.report.figures import check_figure_path, preflight_figure, save_figure
+        from equipool.report.figures import preflight_figure
+        from equipool.report.style import check_figure_path, save_figure
 
         check_figure_path(arguments.figure)
     people, images = read_people(arguments)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shlex
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     from equipool.cli.participants import read_people
     from equipool.data import PooledDataset, check
     from equipool.data.tables import read_table
-    from equipool.report.account import account_of_two_tables
+    from equipool.report.account import account_of
 
     for name in ("images", "preset"):
         setattr(arguments, name, None)
@@ -128,11 +129,9 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     )
     preflight = check(frame, site=arguments.site, **roles(arguments))
     made = _made(arguments, {arguments.table.name: arguments.table, arguments.after.name: arguments.after})
-    print("Judging held-out people …", file=sys.stderr)
+    print("Judging held-out participants …", file=sys.stderr)
     subject = frame[arguments.subject].to_numpy() if arguments.subject else None
-    return account_of_two_tables(
-        pool, given.features, preflight, subject=subject, seed=arguments.seed, made=made
-    )
+    return account_of(pool, given.features, None, preflight, subject=subject, seed=arguments.seed, made=made)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
@@ -193,15 +192,17 @@ def report_on_table(
     """Write the account and the report of a harmonized table, and return the page."""
     from equipool.data import check
     from equipool.estimators import SiteHarmonizer
-    from equipool.report.account import account_of_table
+    from equipool.report.account import account_of, refit_table
 
-    print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
-    account = account_of_table(
+    print("Judging held-out participants for the report (--no-report leaves it out) …", file=sys.stderr)
+    subject = frame[arguments.subject].to_numpy() if arguments.subject else None
+    make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
+    account = account_of(
         pool,
         clean,
+        refit_table(pool, make, subject),
         check(frame, site=arguments.site, missing=arguments.missing, **roles(arguments)),
-        make=lambda: SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed),
-        subject=frame[arguments.subject].to_numpy() if arguments.subject else None,
+        subject=subject,
         seed=arguments.seed,
         made=_made(arguments, {arguments.table.name: arguments.table}),
     )
@@ -221,20 +222,31 @@ def report_on_images(
     import numpy as np
 
     from equipool.data.tables import INTENSITY, check
-    from equipool.report.account import account_of_images
+    from equipool.judge.blocks import Blocks
+    from equipool.report.account import account_of, refit_images, tau_of
 
-    print("Judging held-out people for the report (--no-report leaves it out) …", file=sys.stderr)
+    print("Judging held-out participants for the report (--no-report leaves it out) …", file=sys.stderr)
     brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
     preflight = check(
         frame.assign(**{INTENSITY: brightness}),
         site=arguments.site,
         **{**roles(arguments), "features": [INTENSITY]},
     )
-    account = account_of_images(
+    blocks = Blocks(volumes)
+    before = blocks.measured()
+    account = account_of(
         pool,
-        volumes,
-        pooler,
+        blocks.harmonized(pooler.volume_sites_, pool),
+        refit_images(pool, blocks),
         preflight,
+        before=before,
+        features=blocks.names(),
+        kind="images",
+        method=[
+            f"Images were summarised as {before.shape[1]} means over blocks of the brain of {blocks.size}."
+        ],
+        folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
+        tau=tau_of(pooler, volumes, pool),
         subject=people["participant_id"].to_numpy(),
         statmap=statmap,
         seed=arguments.seed,

@@ -29,9 +29,8 @@ def write_statmaps(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write t-maps before and after with their picture; return what they found, and views."""
     from equipool.judge.statmaps import clusters
-    from equipool.report.brain_figures import statmap_pictures
-    from equipool.report.figures import save_figure
-    from equipool.report.statmap_figures import statmap_figure, write_statmap
+    from equipool.report.statmap_figures import statmap_figure, statmap_pictures, write_statmap
+    from equipool.report.style import save_figure
 
     out, column = new / "statmaps", arguments.statmap
     called = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have

@@ -1,212 +1,248 @@
-"""Figures of the benchmark: τ as a map coloured by age, the age trend, and what less overlap costs."""
+"""Figures of the benchmark: τ by age, less overlap, harmonizers compared, and harmonized images."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.table1 import file_stem
-from equipool.report.figures import COLOURS, save_figure
+from equipool.data import PooledDataset, Volumes
+from equipool.report.brain_figures import slice_pairs
+from equipool.report.figure_tables import density_table, embedding
+from equipool.report.figures import draw_densities
+from equipool.report.statmap_figures import statmap_figure, write_statmap
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+__all__ = ["benchmark_figures", "frontier_figure", "volume_figures"]
 
-__all__ = ["benchmark_figures", "frontier_figure", "overlap_figure", "support_figure", "tau_figure"]
-
-MAPPED = 800  # people in a t-SNE map
+MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
 HARD = "-hard"  # the same cohort with ages that do not overlap
+SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 
 
 def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
     """Draw what can be drawn from the runs in a folder and return the files."""
-    figures = []
+    figures: dict[str, Figure] = {}
     for dataset, part in runs.groupby("dataset", sort=False):
+        stem = file_stem(str(dataset))
         methods = [m for m in ("naive", "paper", "ours") if m in set(part["method"])]
-        vectors = {m: out / "runs" / f"{file_stem(str(dataset))}-{m}-0.npz" for m in methods}
-        found = {m: dict(np.load(path)) for m, path in vectors.items() if path.is_file()}
-        if found and not str(dataset).startswith(OVERLAP):
-            ranks = part.groupby("method")["age_rank"].mean()
-            figures.append(save_figure(tau_figure(found, ranks), out / f"{file_stem(str(dataset))}-tau.png"))
+        paths = {m: out / "runs" / f"{stem}-{m}-0.npz" for m in methods}
+        vectors = {m: dict(np.load(path)) for m, path in paths.items() if path.is_file()}
+        if vectors and not str(dataset).startswith(OVERLAP):
+            figures[f"{stem}-tau"] = tau_figure(vectors, part.groupby("method")["age_rank"].mean())
     for hard in sorted({d for d in runs["dataset"] if str(d).endswith(HARD)}):
         easy = hard.removesuffix(HARD)
         if easy in set(runs["dataset"]):
             part = runs[runs["dataset"].isin([easy, hard])]
-            figures.append(save_figure(support_figure(part), out / f"{file_stem(easy)}-support.png"))
+            figures[f"{file_stem(easy)}-support"] = support_figure(part)
     shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
     if len(set(shifted["dataset"])) > 1:
-        figures.append(save_figure(overlap_figure(shifted), out / "overlap.png"))
-    return figures
+        figures["overlap"] = overlap_figure(shifted)
+    return [save_figure(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
+@styled
 def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> Figure:
-    """Draw t-SNE maps of τ coloured by age group, and below each the age that is read from τ.
+    """Draw t-SNE maps of τ coloured by age group, and below each the age predicted from τ.
 
-    The number is the rank correlation of the age read with the true one, mean of all seeds.
+    The number is the rank correlation of predicted with true age, mean of all seeds.
     """
-    from matplotlib.figure import Figure
-    from sklearn.manifold import TSNE
-
     figure = Figure(figsize=(4 * len(vectors), 7), layout="constrained")
     axes = figure.subplots(2, len(vectors), squeeze=False)
-    age = next(iter(vectors.values()))["age"]
-    edges = np.unique(np.quantile(age, [0, 0.2, 0.4, 0.6, 0.8, 1]))
-    shades = _shades(len(edges) - 1)
-    for k, (method, data) in enumerate(vectors.items()):
-        group = np.clip(np.searchsorted(edges, data["age"], side="right") - 1, 0, len(edges) - 2)
+    for (above, below), (method, data) in zip(axes.T, vectors.items(), strict=True):
         some = np.linspace(0, len(data["age"]) - 1, min(len(data["age"]), MAPPED)).astype(int)
-        perplexity = min(30, (len(some) - 1) / 3)
-        flat = TSNE(random_state=0, perplexity=perplexity, init="pca").fit_transform(data["tau"][some])
-        for g, shade in enumerate(shades):
-            own = group[some] == g
-            label = f"{edges[g]:.0f} to {edges[g + 1]:.0f}"
-            axes[0, k].plot(*flat[own].T, ".", color=shade, markersize=4, label=label)
-        axes[0, k].set(xticks=[], yticks=[])
-        axes[0, k].set_title(f"τ of {method}, t-SNE", fontsize=10)
-        _draw_trend(axes[1, k], data, group, shades)
-        axes[1, k].set_title(f"rank correlation {ranks[method]:.2f}", fontsize=10)
-    axes[1, 0].set_ylabel("age read from τ, cross-fitted")
+        places = embedding(data["tau"][some])
+        age, groups = data["age"], pd.qcut(data["age"], 5, duplicates="drop")
+        predicted = _predicted(data["tau"], age)
+        for k, shade in enumerate(spread(SHADES, len(groups.categories))):
+            rows, limits = groups.codes == k, groups.categories[k]
+            label = f"{limits.left:.0f} to {limits.right:.0f}"
+            above.plot(*places[rows[some]].T, "o", color=shade, ms=3, label=label)
+            below.plot(age[rows], predicted[rows], "o", color=shade, ms=2, alpha=0.5)
+        bins = pd.qcut(age, 12, duplicates="drop")
+        means = pd.DataFrame({"age": age, "predicted": predicted}).groupby(bins, observed=True).mean()
+        below.plot(means["age"], means["predicted"], "o-", color=LIGHT["ink"], ms=3)
+        below.plot([age.min(), age.max()], [age.min(), age.max()], ":", color=LIGHT["ink"], linewidth=1)
+        above.set(xticks=[], yticks=[], title=f"τ of {method}, t-SNE")
+        title = f"rank correlation {ranks[method]:.2f}"
+        below.set(xlabel="age", ylim=(age.min(), age.max()), title=title)
+    axes[1, 0].set_ylabel("age predicted from τ, cross-fitted")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="age", loc="outside right upper", frameon=False, markerscale=2)
+    figure.legend(handles, labels, title="age", loc="outside right upper", markerscale=2)
     return figure
 
 
+def _predicted(tau: Any, age: Any) -> Any:
+    """Return the age by ridge regression on τ, of rows it was not fitted on."""
+    from sklearn.linear_model import RidgeCV
+    from sklearn.model_selection import cross_val_predict
+
+    return cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), tau, age, cv=5)
+
+
+MEASURES = {
+    "reader_auc": "best site classifier's AUC",
+    "reader_acc": "best site classifier, %",
+    "mmd": "M × 100",
+    "acc": "accuracy, %",
+    "dropped": "rows without a counterpart",
+}
+
+
+@styled
 def overlap_figure(runs: pd.DataFrame) -> Figure:
-    """Draw how well the site is read, M, accuracy and dropped people against the overlap of ages."""
-    from matplotlib.figure import Figure
-
-    shown = {
-        "reader_auc": "best site reader's AUC",
-        "mmd": "M × 100",
-        "acc": "accuracy, %",
-        "dropped": "people without a counterpart",
-    }
+    """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
+    shown = ("reader_auc", "mmd", "acc", "dropped")
     figure = Figure(figsize=(13, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(shown))
     overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
-    for line, (column, title) in zip(axes, shown.items(), strict=True):
-        for k, (method, part) in enumerate(runs.groupby("method", sort=False)):
+    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
             by = part.groupby(overlap[part.index])[column]
-            mean, low, high = by.mean(), by.min(), by.max()
-            colour = COLOURS[k % len(COLOURS)]
-            line.plot(mean.index, mean, "o-", color=colour, label=method, markersize=4)
-            line.fill_between(mean.index, low, high, color=colour, alpha=0.2, linewidth=0)
-        line.set(title=title, xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
-        line.invert_xaxis()
-        line.spines[["top", "right"]].set_visible(False)
-    axes[0].axhline(0.5, color="black", linestyle=":", linewidth=1)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=MEASURES[column], xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
+        axes.invert_xaxis()
+        if column == "reader_auc":
+            axes.axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
+@styled
 def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best reader's accuracy and dropped people where ages overlap and where they do not."""
-    from matplotlib.figure import Figure
-
-    shown = {"mmd": "M × 100", "reader_acc": "best site reader, %", "dropped": "people without a counterpart"}
+    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
+    shown = ("mmd", "reader_acc", "dropped")
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    methods = list(dict.fromkeys(runs["method"]))
-    place = np.arange(len(methods))
-    for axes, (column, title) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
-        for k, (dataset, part) in enumerate(runs.groupby("dataset", sort=True)):
-            by = part.groupby("method")[column]
-            label = "ages apart" if str(dataset).endswith(HARD) else "ages overlap"
-            axes.bar(
-                place + 0.4 * (k - 0.5),
-                by.mean()[methods],
-                0.38,
-                yerr=by.std(ddof=0)[methods],
-                color=COLOURS[k],
-                label=label,
-            )
-        axes.set(title=title, xticks=place, xticklabels=methods)
-        axes.tick_params(axis="x", rotation=30)
-        axes.spines[["top", "right"]].set_visible(False)
+    ages = runs["dataset"].str.endswith(HARD).map({False: "ages overlap", True: "ages apart"})
+    groups = runs.assign(ages=ages).groupby(["method", "ages"], sort=False)[list(shown)]
+    by_ages = groups.mean(), groups.std(ddof=0)
+    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        mean, sd = (table.pivot_table(column, "method", "ages", sort=False) for table in by_ages)
+        mean.plot.bar(yerr=sd, ax=axes, color=list(COLOURS), legend=False, rot=30, width=0.8)
+        axes.set(title=MEASURES[column], xlabel="")
         if column == "reader_acc":
-            axes.axhline(runs["adv_chance"].mean(), color="black", linestyle=":", linewidth=1)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
+            axes.axhline(runs["adv_chance"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
 # Colour, mark and inside of each harmonizer.
 FRONTIER = {
     "raw": (COLOURS[6], "s", COLOURS[6]),
-    "combat-nocov": (COLOURS[3], "o", COLOURS[3]),
-    "combat": (COLOURS[1], "o", COLOURS[1]),
-    "combat-gam": (COLOURS[2], "o", COLOURS[2]),
-    "covbat": (COLOURS[4], "o", COLOURS[4]),
-    "covbat-gam": (COLOURS[5], "o", COLOURS[5]),
     "ours": (COLOURS[0], "*", COLOURS[0]),
     "ours-y": (COLOURS[0], "*", "none"),
     "clean": ("black", "P", "black"),
 }
-NARROWEST = 0.1  # of the axis of the site: less is not worth telling apart
+PEERS = ("combat", "combat-gam", "combat-nocov", "covbat", "covbat-gam")
+FRONTIER |= {name: (COLOURS[k], "o", COLOURS[k]) for k, name in enumerate(PEERS, start=1)}
+FRONTIER_MEASURES = {"age": "age, R²", "lso": "age at left-out sites, R²"}
+NARROWEST = 0.1  # of the axis of the site: a smaller difference is not worth telling apart
 
 
+@styled
 def frontier_figure(folds: pd.DataFrame) -> Figure:
     """Draw harmonizers between site and biology: the better, the further to the upper left."""
-    from matplotlib.figure import Figure
-
     tables = list(dict.fromkeys(folds["table"]))
     handles: dict[str, Any] = {}
-    rows = {"age": "age, R²", "lso": "age on sites left out, R²"}
     figure = Figure(figsize=(4 * len(tables) + 1, 6.6), layout="constrained")
     axes = figure.subplots(2, len(tables), squeeze=False, sharex="col")
-    for (row, column), line in np.ndenumerate(axes):
-        part = folds[folds["table"] == tables[column]]
-        repeats = part.groupby(["method", "repeat"], sort=False)[["adv", list(rows)[row]]].mean()
-        for method, points in repeats.groupby(level="method", sort=False):
-            x, y = points["adv"], points[list(rows)[row]]
-            colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
-            handles[str(method)] = line.errorbar(
-                [x.mean()],
-                [y.mean()],
-                xerr=_bars(x),
-                yerr=_bars(y),
-                fmt=mark,
-                color=colour,
-                markerfacecolor=inside,
-                markersize=12 if mark == "*" else 7,
-            )
-        line.axvline(part["adv_age"].mean(), color="black", linestyle=":", linewidth=1)
-        low, high = line.get_xlim()
-        line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
-        line.set(ylabel=list(rows.values())[row] if column == 0 else "")
-        line.set(
-            **({"title": tables[column]} if row == 0 else {"xlabel": "site is read (balanced accuracy)"})
-        )
-        line.spines[["top", "right"]].set_visible(False)
-    figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False)
+    for row, (measure, label) in zip(axes, FRONTIER_MEASURES.items(), strict=True):
+        row[0].set_ylabel(label)
+        for line, table in zip(row, tables, strict=True):
+            part = folds[folds["table"] == table]
+            repeats = part.groupby(["method", "repeat"], sort=False)[["adv", measure]].mean()
+            for method, points in repeats.groupby(level="method", sort=False):
+                colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
+                (x, xerr), (y, yerr) = _mean_and_range(points["adv"]), _mean_and_range(points[measure])
+                style: dict[str, Any] = {"color": colour, "mfc": inside, "mew": 1}
+                handles[str(method)] = line.errorbar(
+                    [x], [y], xerr=xerr, yerr=yerr, fmt=mark, ms=12 if mark == "*" else 7, **style
+                )
+            line.axvline(part["adv_age"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
+            low, high = line.get_xlim()
+            line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
+    for column, table in enumerate(tables):
+        axes[0, column].set_title(table)
+        axes[1, column].set_xlabel("prediction of the site (balanced accuracy)")
+    figure.legend(list(handles.values()), list(handles), loc="outside right center")
     return figure
 
 
-def _bars(values: pd.Series[float]) -> list[list[float]]:
-    """Return how far the values reach below and above their mean; rounding must not make it negative."""
+def _mean_and_range(values: pd.Series[float]) -> tuple[float, list[list[float]]]:
+    """Return the mean, and how far values reach below and above it; rounding must not make that negative."""
     mean = values.mean()
-    return [[max(mean - values.min(), 0.0)], [max(values.max() - mean, 0.0)]]
+    return mean, [[max(mean - values.min(), 0.0)], [max(values.max() - mean, 0.0)]]
 
 
-def _draw_trend(axes: Any, data: dict[str, Any], group: Any, shades: list[Any]) -> None:
-    """Draw the age that a ridge regression reads from τ, on people it was not fitted on, by true age."""
-    from sklearn.linear_model import RidgeCV
-    from sklearn.model_selection import cross_val_predict
-
-    read = cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), data["tau"], data["age"], cv=5)
-    for g, shade in enumerate(shades):
-        axes.plot(data["age"][group == g], read[group == g], ".", color=shade, markersize=2, alpha=0.5)
-    order = pd.qcut(data["age"], 12, duplicates="drop")
-    means = pd.DataFrame({"age": data["age"], "read": read}).groupby(order, observed=True).mean()
-    axes.plot(means["age"], means["read"], "o-", color="black", markersize=3, linewidth=1.5)
-    low, high = data["age"].min(), data["age"].max()
-    axes.plot([low, high], [low, high], ":", color="black", linewidth=1)
-    axes.set(xlabel="age", ylim=(low, high))
-    axes.spines[["top", "right"]].set_visible(False)
+# -- images ------------------------------------------------------------------------------------------------
 
 
-def _shades(count: int) -> list[Any]:
-    from matplotlib import colormaps
+def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
+    """Draw a cohort before and after harmonization; write t-maps as NIfTI files. Return the figures."""
+    stem, volumes, pool, truth = file_stem(result.name), result.volumes, result.pool, result.truth
+    largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
+    mean = sum(rows.sum(axis=0, dtype=np.float64) for rows in result.harmonized.blocks()) / len(volumes)
+    for name, statistics in result.maps.items():
+        label = name.replace(" ", "_").replace(",", "")
+        write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
+    shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
+    brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
+    sides: dict[str, Any] = {}
+    if truth is not None:
+        sides = {"truth": truth.direction, "unaffected": truth.unaffected}
+    clean = None if truth is None else truth.clean
+    figures = {
+        "slices": slices_figure(pool, volumes),
+        "harmonized": harmonized_figure(pool, volumes, result.harmonized, clean),
+        "ages": ages_figure(pool),
+        "tmaps": statmap_figure(shown, *brain, **sides),
+    }
+    return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
 
-    return [colormaps["viridis"](x) for x in np.linspace(0, 0.92, count)]
+
+def slices_figure(pool: PooledDataset, volumes: Volumes) -> Figure:
+    """Draw one participant of each scanner in each of three age groups, as the scanner gave them."""
+    age, rows = pool.C[:, 0], []
+    for k, site in enumerate(pool.sites):
+        here = np.flatnonzero(pool.site == k)
+        some = [int(here[np.argmin(np.abs(age[here] - q))]) for q in np.quantile(age, [0.05, 0.5, 0.95])]
+        words = [f"{site}, {age[one]:.0f} years, {'' if pool.y is None else pool.y[one]}" for one in some]
+        rows.append({text: _at_median_one(volumes, one) for text, one in zip(words, some, strict=True)})
+    return slice_pairs(volumes, rows)
+
+
+def harmonized_figure(
+    pool: PooledDataset, volumes: Volumes, harmonized: Volumes, clean: Volumes | None
+) -> Figure:
+    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known."""
+    rows = []
+    for k, site in enumerate(pool.sites):
+        here = np.flatnonzero(pool.site == k)
+        one = int(here[np.argsort(pool.C[here, 0])[len(here) // 2]])
+        raw, better = _at_median_one(volumes, one), _at_median_one(harmonized, one)
+        row = {"raw": raw, "harmonized": better, "raw − harmonized": raw - better}
+        if clean is not None:
+            row["clean"] = _at_median_one(clean, one)
+        rows.append({f"{site}: {name}": values for name, values in row.items()})
+    return slice_pairs(volumes, rows)
+
+
+def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:
+    values = volumes.read([row])[0]
+    return np.asarray(values / np.median(values))
+
+
+@styled
+def ages_figure(pool: PooledDataset) -> Figure:
+    """Draw the density of the first covariate by scanner."""
+    figure, name = Figure(figsize=(5.5, 3), layout="constrained"), pool.covariate_names[0]
+    table = density_table(name, pool.site_labels, pool.C[:, 0])
+    draw_densities(figure.subplots(), list(pool.sites), name, table)
+    return figure

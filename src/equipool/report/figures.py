@@ -1,172 +1,391 @@
-"""Figures. Colours are those of Okabe and Ito, which colour-blind people can tell apart."""
+"""Figures of tables: the pre-flight figure, the demo's, and those of the report with their numbers."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from numpy.typing import ArrayLike
 
 from equipool.checks import PreflightReport
 from equipool.data import PooledDataset
-from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.judge.scores import Columns
+from equipool.report.account import Account
+from equipool.report.figure_tables import column, density_table
+from equipool.report.style import COLOURS, LIGHT, MARKERS, SHADES, page_svg, panel, shortened, spread, styled
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+__all__ = ["STAGES", "WHERE", "Plot", "causal_diagram", "pooling_figure", "preflight_figure", "report_plots"]
 
-__all__ = ["check_figure_path", "pooling_figure", "preflight_figure", "save_figure"]
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#5C5C5C")
 SITES_SHOWN = 30
-FORMATS = (".png", ".svg", ".pdf")
+STAGES = {
+    "before": "as measured",
+    "after": "harmonized",
+    "covariates": "covariates alone",
+    "shuffled": "chance",
+}
+WHERE = {"all": "all rows", "within sites": "within sites", "left-out sites": "at left-out sites"}
+SIGNS = "●■▲◆✚"  # of MARKERS, in legends of pages
+LINES = ("-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
 
 
+# -- drawings that the pre-flight figure and the report share ----------------------------------------------
+
+
+def _style(place: int, site: str) -> dict[str, Any]:
+    """Return a site's colour, and what names it in a page."""
+    return {"color": COLOURS[place % len(COLOURS)], "gid": f"site:{place}:{site}"}
+
+
+def _round(place: int) -> int:
+    """Return how often colours have come round before a site: marks and lines then differ."""
+    return place // len(COLOURS) % len(MARKERS)
+
+
+def _site_axis(axes: Axes, sites: Sequence[str]) -> None:
+    axes.set_yticks(range(len(sites)), [shortened(site, 16) for site in sites], fontsize=8)
+    axes.set_ylim(len(sites) - 0.5, -0.9)
+
+
+def _size_table(preflight: Mapping[str, Any], target: str | None) -> Columns:
+    """Return the rows of each site, the largest first, and of each class of the target."""
+    sites = sorted(preflight["sites"].items(), key=lambda one: -one[1]["rows"])
+    names = [name for name in (sites[0][1] if sites else ()) if target and name.startswith(f"{target}=")]
+    table: Columns = {"site": [site for site, _ in sites], "rows": [int(row["rows"]) for _, row in sites]}
+    classes = {name.replace("=", " = ", 1): [int(row[name] or 0) for _, row in sites] for name in names}
+    return table | dict(list(classes.items())[: len(COLOURS)])
+
+
+def _draw_sizes(axes: Axes, sites: Sequence[str], table: Columns) -> None:
+    """Draw the rows of each site as bars, split by class where there is a target."""
+    start = np.zeros(len(sites))
+    for k, name in enumerate([*table][2:] or ["rows"]):
+        width = np.array(table[name][: len(sites)], dtype=float)
+        axes.barh(range(len(sites)), width, 0.7, left=start, color=COLOURS[k], label=shortened(name))
+        start += width
+    _site_axis(axes, sites)
+    axes.set_xlabel("rows")
+
+
+def draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
+    """Draw each site's density of one covariate, its peak at full height."""
+    rows = pd.DataFrame(table)
+    for k, site in enumerate(sites):
+        part = rows[(rows["site"] == site) & (rows["density"] > 0)]
+        top = k + 0.2 - 0.9 * part["density"] / part["density"].max()
+        axes.fill_between(part[column(name)], k + 0.2, top, alpha=0.55, linewidth=0, **_style(k, site))
+    _site_axis(axes, sites)
+    axes.set_xlabel(shortened(name))
+
+
+def _draw_overlap(axes: Axes, sites: Sequence[str], matrix: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw the pairwise overlap of support as a matrix: the darker, the more."""
+    for (i, one), (j, two) in ((a, b) for a in enumerate(sites) for b in enumerate(sites)):
+        share = float(matrix[one][two])
+        axes.barh(i, 0.96, 0.96, left=j - 0.48, color=COLOURS[0], alpha=0.03 + 0.5 * share)
+        if len(sites) <= 10:
+            axes.text(j, i, f"{share:.0%}", ha="center", va="center", fontsize=8)
+    _site_axis(axes, sites)
+    axes.set(xlim=(-0.5, len(sites) - 0.5), ylim=(len(sites) - 0.5, -0.5), xticks=[])
+    axes.spines[:].set_visible(False)
+
+
+# -- figures of the command line ---------------------------------------------------------------------------
+
+
+@styled
 def preflight_figure(report: PreflightReport) -> Figure:
-    """Draw who is where: rows per site, each covariate's spread by site, and who overlaps with whom."""
-    from matplotlib.figure import Figure
-
-    names = [name for name in report.inputs.covariate_names if name in report.overlap]
-    shown = report.sites.sort_values("rows", ascending=False).index[:SITES_SHOWN]
-    rows = max(len(names), 1)
+    """Draw rows per site, each covariate's density by site with its values, and the overlap of sites."""
+    preflight, inputs = report.to_dict(), report.inputs
+    names = [name for name in inputs.covariate_names if name in report.overlap]
+    sizes, rows = _size_table(preflight, inputs.target_name), max(len(names), 1)
+    sites = sizes["site"][:SITES_SHOWN]
     # The rows of a figure grow with the sites, or labels would run into each other.
-    height = max(2.6, 0.3 * len(shown) + 1.2)
-    figure = Figure(figsize=(11, height * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(11, max(2.6, 0.3 * len(sites) + 1.2) * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, 3, squeeze=False, width_ratios=(1, 1.6, 1.2))
-    for k, line in enumerate(axes):
-        _draw_sizes(line[0], report, list(shown)) if k == 0 else line[0].set_axis_off()
-        if k < len(names):
-            _draw_spread(line[1], report, names[k], list(shown))
-            _draw_overlap(line[2], report, names[k], list(shown))
-        else:
-            line[1].set_axis_off(), line[2].set_axis_off()
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower left", ncols=8, fontsize=8, frameon=False)
+    for unused in (*axes[1:, 0], *axes[0, 3 if names else 1 :]):
+        unused.set_axis_off()
+    _draw_sizes(axes[0, 0], sites, sizes)
+    axes[0, 0].set_title("Rows by site")
+    if len(sizes) > 2:
+        figure.legend(loc="outside lower left", ncols=8)
+    for (_, density, overlap), name in zip(axes, names, strict=False):
+        values = inputs.covariates[:, inputs.covariate_names.index(name)]
+        finite = np.isfinite(values) & np.array([site is not None for site in inputs.site])
+        site, values = inputs.site[finite].astype(str), values[finite]
+        draw_densities(density, sites, name, density_table(name, site, values))
+        jitter = np.random.default_rng(0).uniform(0.24, 0.4, len(values))
+        for k, label in enumerate(sites):
+            rows_of_site = site == label
+            style = {"ms": 4, "alpha": 0.6, **_style(k, label)}
+            density.plot(values[rows_of_site], k + jitter[rows_of_site], ".", **style)
+        density.set_title(f"{report.common[name]:.0%} of rows lie in the range that all sites cover")
+        _draw_overlap(overlap, sites, preflight["overlap"][name])
+        if len(sites) <= 10:
+            overlap.set_xticks(range(len(sites)), [shortened(one, 16) for one in sites], fontsize=8)
+            overlap.tick_params(axis="x", rotation=45 if len(sites) > 4 or max(map(len, sites)) > 10 else 0)
+        overlap.set_title(f"Shared range of {shortened(name, 20)}, share of rows")
     figure.suptitle(report.verdict, fontsize=11, x=0.01, ha="left")
     return figure
 
 
+@styled
 def pooling_figure(
     pool: PooledDataset, harmonized: Any, feature: str, readings: dict[str, float], chance: float
 ) -> Figure:
-    """Draw one feature against the first covariate before and after, and how well the site can be read."""
-    from matplotlib.figure import Figure
-
+    """Draw one feature against the first covariate before and after, and how well the site is predicted."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     before, after, bars = figure.subplots(1, 3, width_ratios=(1.3, 1.3, 1))
-    k = pool.feature_names.index(feature)
-    covariate = pool.covariates[0]
+    k, covariate = pool.feature_names.index(feature), pool.covariates[0]
     for axes, values, title in ((before, pool.features, "as measured"), (after, harmonized, "harmonized")):
         for s, site in enumerate(pool.sites):
-            own = pool.site == s
-            colour = COLOURS[s % len(COLOURS)]
-            axes.plot(
-                pool.C[own, 0], values[own, k], ".", color=colour, markersize=4, alpha=0.7, label=plain(site)
-            )
-        axes.set_xlabel(f"{plain(covariate.name)} ({covariate.unit})" if covariate.unit else covariate.name)
-        axes.set_title(f"{plain(feature)}, {title}", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
+            rows = pool.site == s
+            style = {"ms": 4, "alpha": 0.7, "label": shortened(site), **_style(s, site)}
+            axes.plot(pool.C[rows, 0], values[rows, k], "o", **style)
+        axes.set_xlabel(f"{covariate.name} ({covariate.unit})" if covariate.unit else covariate.name)
+        axes.set_title(f"{shortened(feature)}, {title}")
     after.sharey(before)
-    before.legend(fontsize=8, frameon=False)
+    before.legend()
     bars.barh(list(readings), list(readings.values()), color=COLOURS[: len(readings)])
-    bars.axvline(chance, color="black", linestyle=":", linewidth=1)
+    bars.axvline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
     bars.text(chance, -0.75, " chance", fontsize=8, va="center")
-    bars.set_ylim(len(readings) - 0.4, -1)
-    bars.set_xlim(0, 1)
-    bars.set_title("How well the site is read (AUC)", fontsize=10)
-    bars.spines[["top", "right"]].set_visible(False)
+    bars.set(xlim=(0, 1), ylim=(len(readings) - 0.4, -1), title="Prediction of the site (AUC)")
     return figure
 
 
-def check_figure_path(path: Path) -> None:
-    """Refuse a path that no figure can be written to, before anything is computed."""
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path.name} is no picture that equipool writes; end it in {', '.join(FORMATS)}.")
-    if not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: the folder {path.parent} does not exist; make it first.")
+# -- figures of the report ---------------------------------------------------------------------------------
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure; the format follows the file's ending."""
-    check_figure_path(path)
-    with warnings.catch_warnings():
-        # Names in a script that the font lacks are drawn as boxes; that is no reason to fail.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        kind, content = path.suffix.lower().removeprefix("."), io.BytesIO()
-        figure.savefig(content, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else None)
-    return write_whole(path, content.getvalue())
+class Plot(NamedTuple):
+    """A figure of the report; its words are the template's.
+
+    SVG by heading, the numbers as columns, a legend (sign, colour in the page, text), and whether that is of
+    the sites.
+    """
+
+    panels: dict[str, str]
+    table: Columns
+    legend: Sequence[tuple[str, str, str]] = ()
+    of_sites: bool = False
 
 
-def _draw_sizes(axes: Axes, report: PreflightReport, shown: list[str]) -> None:
-    """Draw people per site as bars, split by class where there is a target."""
-    prefix = f"{report.inputs.target_name}="
-    classes = [column for column in report.sites.columns if column.startswith(prefix)]
-    table = report.sites.loc[shown]
-    left = np.zeros(len(shown))
-    for k, column in enumerate(classes or ["rows"]):
-        width = table[column].to_numpy(dtype=float)
-        label = plain(column.replace("=", " = ", 1)) if classes else None
-        axes.barh(range(len(shown)), width, left=left, color=COLOURS[k % len(COLOURS)], label=label)
-        left += width
-    _site_axis(axes, shown)
-    axes.set_xlabel("people")
-    axes.set_title("Who was scanned where", fontsize=10)
+@styled
+def report_plots(account: Account) -> dict[str, Plot]:
+    """Draw everything that the account has numbers for, by key."""
+    shares, table = account.shares, account.effects["table"] if account.effects else {}
+    plots = dict([*_what_went_in(account), *_features(account)])
+    if account.held_out is not None:
+        plots["site"] = _readings(account.held_out["readings"], account.held_out["classifiers"])
+        if account.held_out["signals"]["what"]:
+            plots["signals"] = _signals(account.held_out["signals"])
+    plots["shares"] = _scatter("shares", shares["before"], shares["after"], "as measured", shares)
+    x_name = next((name for name in ("with_site_t", "measured_t") if name in table), None)
+    if x_name and "harmonized_t" in table:
+        label = "t, as measured" + (", with site in the regression" if x_name == "with_site_t" else "")
+        plots["effects"] = _scatter("effects", table[x_name], table["harmonized_t"], label, table)
+    plots["maps"] = _before_after(account)
+    if account.equivariance is not None and account.equivariance["covariate"] is not None:
+        plots["tau"] = _tau(account.maps["tau"], account.equivariance["covariate"])
+    return plots
 
 
-def _draw_spread(axes: Axes, report: PreflightReport, name: str, shown: list[str]) -> None:
-    """Draw each site's density of one covariate above its people."""
-    values = report.inputs.covariates[:, report.inputs.covariate_names.index(name)]
-    rng = np.random.default_rng(0)
-    for k, site in enumerate(shown):
-        own = values[(report.inputs.site == site) & np.isfinite(values)]
-        colour = COLOURS[k % len(COLOURS)]
-        centres, density = _density(own, values[np.isfinite(values)])
-        axes.fill_between(centres, k, k - 0.75 * density, color=colour, alpha=0.5, linewidth=0)
-        axes.plot(own, k + rng.uniform(0.04, 0.2, len(own)), ".", color=colour, markersize=2, alpha=0.6)
-    _site_axis(axes, shown)
-    axes.set_xlabel(plain(name))
-    share = report.common[name]
-    axes.set_title(f"{share:.0%} of people lie where all sites have somebody", fontsize=10)
+def _site_panel(sites: Sequence[str]) -> tuple[Figure, Axes]:
+    """Return a figure with one row a site."""
+    return panel((14 if len(sites) > 12 else 24) * len(sites) + 50)
 
 
-def _density(own: Any, everybody: Any) -> tuple[Any, Any]:
-    """Return a smoothed histogram of own values, its peak at 1."""
-    low, high = everybody.min(), everybody.max()
-    centres = np.linspace(low, high, 200)
-    width = max(np.std(own) * max(len(own), 1) ** -0.2, (high - low) / 60)
-    density = np.exp(-0.5 * ((centres[:, None] - own) / width) ** 2).sum(axis=1)
-    inside = (centres >= own.min() - width) & (centres <= own.max() + width)
-    density = np.where(inside, density, 0)
-    return centres, density / max(density.max(), 1e-12)
+def _site_legend(account: Account) -> list[tuple[str, str, str]]:
+    sites = enumerate(account.names["sites"])
+    return [(SIGNS[_round(k)], f"c{k % len(COLOURS)}", site) for k, site in sites]
 
 
-def _draw_overlap(axes: Axes, report: PreflightReport, name: str, shown: list[str]) -> None:
-    """Draw the pairwise overlap of support as a matrix with its numbers."""
-    matrix = report.overlap[name].loc[shown, shown].to_numpy()
-    axes.imshow(matrix, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-    if len(shown) <= 10:
-        for (i, j), value in np.ndenumerate(matrix):
-            colour = "white" if value > 0.6 else "black"
-            axes.text(j, i, f"{value:.0%}", ha="center", va="center", fontsize=8, color=colour)
-    _site_axis(axes, shown)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    labels = axes.get_yticklabels() if len(shown) <= 10 else []
-    axes.set_xticks(range(len(labels)), [label.get_text() for label in labels], fontsize=8)
-    axes.tick_params(axis="x", rotation=45 if len(shown) > 4 or max(map(len, shown)) > 10 else 0)
-    axes.set_title(f"Shared range of {plain(name, longest=20)}, share of people", fontsize=10)
+def _with_unit(account: Account, name: str) -> str:
+    units = {column(one["name"]): one["unit"] for one in account.names["covariates"]}
+    return shortened(f"{name} ({units[name]})" if units.get(name) else name)
 
 
-def plain(name: str, *, longest: int = 40) -> str:
-    """Return a name that matplotlib draws as it is: a dollar sign would start a formula."""
-    short = name if len(name) <= longest else name[: longest - 1] + "…"
-    return short.replace("\\", "\\\\").replace("$", r"\$") if "$" in short else short
+def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
+    names, preflight = account.names, account.preflight
+    table = _size_table(preflight, names["target"] if names["task"] == "class" else None)
+    sites = table["site"][:SITES_SHOWN]
+    figure, axes = _site_panel(sites)
+    _draw_sizes(axes, sites, table)
+    legend = [("■", f"c{k}", name) for k, name in enumerate([*table][2:])]
+    yield "sizes", Plot({"": page_svg(figure, "sizes")}, table, legend)
+    for n, (name, table) in enumerate(account.densities.items()):
+        figure, axes = _site_panel(sites)
+        draw_densities(axes, sites, name, table)
+        axes.set_xlabel(_with_unit(account, name))
+        yield f"density-{n}", Plot({"": page_svg(figure, f"density-{n}")}, table)
+    for n, matrix in enumerate(preflight["overlap"].values()):
+        figure, axes = _site_panel(sites)
+        _draw_overlap(axes, sites, matrix)
+        axes.set_xlabel("the same sites, in order")
+        table = {"site": [one for one in sites for _ in sites], "other site": sites * len(sites)}
+        table["share of rows"] = [round(float(matrix[one][two]), 4) for one in sites for two in sites]
+        yield f"overlap-{n}", Plot({"": page_svg(figure, f"overlap-{n}")}, table)
 
 
-def _site_axis(axes: Axes, shown: list[str]) -> None:
-    axes.set_yticks(range(len(shown)), [plain(site, longest=16) for site in shown], fontsize=8)
-    axes.set_ylim(len(shown) - 0.5, -0.9)
-    axes.spines[["top", "right"]].set_visible(False)
+def _readings(table: Columns, classifiers: Mapping[str, str]) -> Plot:
+    rows, legend = pd.DataFrame(table), list[tuple[str, str, str]]()
+    panels: dict[str, str] = {}
+    for who, part in rows.groupby("fitted_on", sort=False):
+        stages = [stage for stage in STAGES if stage in set(part["stage"])]
+        by = part.set_index(["classifier", "stage"])[["mean", "sd"]].astype(float)
+        series = {
+            words: by.loc[name].reindex(stages).to_numpy().T if name in by.index else None
+            for name, words in classifiers.items()
+        }
+        key, labels = f"site-{len(panels)}", [STAGES[stage] for stage in stages]
+        svg, legend = _dots(key, labels, series, "balanced accuracy", 0.0)
+        panels[f"Classifiers fitted on {who}"] = svg
+    return Plot(panels, table, legend)
+
+
+def _signals(table: Columns) -> Plot:
+    rows = pd.DataFrame(table).dropna(subset="before")
+    labels = [f"{shortened(str(row.what), 12)}, {WHERE[str(row.where)]}" for row in rows.itertuples()]
+    stages = {STAGES[stage]: rows[[stage, f"{stage}_sd"]].to_numpy(float).T for stage in ("before", "after")}
+    low = min([0.0, *(max(float(means.min()), -0.5) for means, _ in stages.values())])
+    svg, legend = _dots("signals", labels, stages, "R² or AUC", low)
+    return Plot({"": svg}, table, legend)
+
+
+def _dots(
+    key: str, labels: Sequence[str], series: Mapping[str, Any], measure: str, low: float
+) -> tuple[str, list[tuple[str, str, str]]]:
+    """Draw means ± one standard deviation, a row a label and a mark a series; return the legend too."""
+    figure, axes = panel(max(34, 11 * len(series)) * len(labels) + 50)
+    for j, values in enumerate(series.values()):
+        if values is not None:
+            mean, sd = np.maximum(values[0], low), np.where(values[0] < low, np.nan, values[1])
+            y = np.arange(len(labels)) + 0.2 * (j - (len(series) - 1) / 2)
+            style: dict[str, Any] = {"fmt": MARKERS[j], "color": COLOURS[j], "ecolor": LIGHT["soft"]}
+            axes.errorbar(mean, y, xerr=sd, ms=6, **style)
+            for k in np.flatnonzero(values[0] < low):
+                text = f"below: {values[0][k]:.2g}".replace("-", "−")
+                axes.text(low + 0.04, y[k], text, va="center", fontsize=8)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set(xlim=(low - 0.03, 1.03), ylim=(len(labels) - 0.5, -0.5), xlabel=measure)
+    axes.grid(axis="x")
+    return page_svg(figure, key), [(SIGNS[j], f"c{j}", name) for j, name in enumerate(series)]
+
+
+def _scatter(key: str, x: ArrayLike, y: ArrayLike, label: str, table: Columns) -> Plot:
+    """Draw features as measured and harmonized beside the diagonal; squares are significant effects."""
+    x, y, effects = np.asarray(x), np.asarray(y), key == "effects"
+    ends = [min(0.0, x.min(), y.min()), max(0.05, x.max(), y.max())]
+    figure, axes = panel(320)
+    axes.plot(ends, ends, ":", color=LIGHT["soft"], linewidth=1)
+    significant = np.array(table["harmonized_q"] if effects else np.ones(len(x))) <= 0.05
+    for rows, marker, colour in ((~significant, "o", 6 if effects else 0), (significant, "s", 0)):
+        axes.plot(x[rows], y[rows], marker, color=COLOURS[colour], ms=5, alpha=0.8)
+    axes.set(xlabel=label, ylabel="t, harmonized" if effects else "harmonized")
+    return Plot({"": page_svg(figure, key)}, table)
+
+
+def _map_panel() -> tuple[Figure, Axes]:
+    figure, axes = panel(360)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, color=LIGHT["line"])
+    return figure, axes
+
+
+def _before_after(account: Account) -> Plot:
+    maps = {STAGES[stage]: account.maps[stage] for stage in ("before", "after")}
+    panels: dict[str, str] = {}
+    for stage, rows in ((stage, pd.DataFrame(table)) for stage, table in maps.items()):
+        figure, axes = _map_panel()
+        for k, site in enumerate(account.names["sites"]):
+            part = rows[rows["site"] == site]
+            axes.plot(part["x"], part["y"], MARKERS[_round(k)], ms=5, alpha=0.8, **_style(k, site))
+        panels[stage.capitalize()] = page_svg(figure, f"maps-{len(panels)}")
+    table = {name: [value for one in maps.values() for value in one[name]] for name in account.maps["before"]}
+    stages = [stage for stage, one in maps.items() for _ in one["x"]]
+    return Plot(panels, {"stage": stages, **table}, _site_legend(account), of_sites=True)
+
+
+def _tau(table: Columns, name: str) -> Plot:
+    rows, (figure, axes), legend = pd.DataFrame(table), _map_panel(), []
+    groups = rows.groupby(pd.qcut(rows[column(name)], len(SHADES), duplicates="drop"), observed=True)
+    for shade, (interval, part) in zip(spread(SHADES, len(groups)), groups, strict=True):
+        axes.plot(part["x"], part["y"], "o", color=shade, ms=5, alpha=0.8)
+        legend.append(("●", f"q{SHADES.index(shade)}", f"{interval.left:.3g} to {interval.right:.3g}"))
+    return Plot({"": page_svg(figure, "tau")}, table, legend)
+
+
+def _features(account: Account) -> Iterator[tuple[str, Plot]]:
+    """Draw each site's course and box of the features with the largest site effects."""
+    for kind, table, draw in (("curve", account.curves, _curves), ("box", account.boxes, _boxes)):
+        for n, (_, rows) in enumerate(pd.DataFrame(table).groupby("feature", sort=False) if table else ()):
+            panels = {}
+            for stage in ("before", "after"):
+                heading, figure = draw(account, rows, rows[rows["stage"] == stage])
+                panels[f"{STAGES[stage].capitalize()}, {heading}"] = page_svg(figure, f"{kind}-{n}-{stage}")
+            numbers = {str(name): list(values) for name, values in rows.to_dict("list").items()}
+            yield f"{kind}-{n}", Plot(panels, numbers, _site_legend(account), of_sites=True)
+
+
+def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
+    covariate, sites = str(rows.columns[3]), list(account.names["sites"])
+    figure, axes = panel(230)
+    for site, line in part.groupby("site", sort=False):
+        k = sites.index(str(site))
+        axes.plot(line[covariate], line["value"], linestyle=LINES[_round(k)], **_style(k, sites[k]))
+    axes.set(xlabel=_with_unit(account, covariate), ylim=_with_room(rows["value"].min(), rows["value"].max()))
+    axes.grid(axis="y")
+    return f"over {covariate}", figure
+
+
+def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
+    sites = list(account.names["sites"])[:SITES_SHOWN]
+    figure, axes = _site_panel(sites)
+    for k, (site, box) in enumerate(part.set_index("site").loc[sites].iterrows()):
+        axes.plot([box["low"], box["high"]], [k, k], linewidth=1, **_style(k, str(site)))
+        axes.barh(k, box["q3"] - box["q1"], 0.55, left=box["q1"], alpha=0.5, color=COLOURS[k % len(COLOURS)])
+        axes.plot([box["median"]] * 2, [k - 0.28, k + 0.28], color=LIGHT["ink"])
+    _site_axis(axes, sites)
+    axes.set(xlim=_with_room(rows["low"].min(), rows["high"].max()), xlabel="value, covariates adjusted")
+    axes.grid(axis="x")
+    return "by site", figure
+
+
+def _with_room(low: float, high: float) -> tuple[float, float]:
+    room = 0.04 * ((high - low) or 1)
+    return low - room, high + room
+
+
+@styled
+def causal_diagram(site: str, covariates: Sequence[str], target: str | None, kind: str) -> str:
+    """Return the paper's diagram: the site acts on who takes part, on the measurement and on the target."""
+    nodes = {
+        "who": (0, 2, site, "who takes part", "soft"),
+        "how": (1, 2, site, "how it measures", "c5"),
+        "c": (0, 1, ", ".join(covariates) or "no covariate", "C, covariates", "c0"),
+        "x": (1, 1, "images" if kind == "images" else "features", "X, measured", "soft"),
+        "person": (1, 0, "participant", "not seen directly", "c0"),
+    }
+    arrows = [("who", "c"), ("how", "x"), ("c", "person"), ("person", "x")]
+    if target:
+        nodes |= {"rate": (2, 2, site, "how frequent", "soft"), "y": (2, 1, target, "Y, target", "c0")}
+        arrows += [("rate", "y"), ("person", "y")]
+    figure, axes = panel(284)
+    for x, y, first, second, colour in nodes.values():
+        style: dict[str, Any] = {"fc": LIGHT["card"], "ec": LIGHT[colour], "lw": 1.5}
+        shape = "round,pad=0,rounding_size=0.08"
+        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.3), 0.88, 0.6, boxstyle=shape, **style))
+        axes.text(x, y + 0.1, shortened(first, 16), ha="center", va="center")
+        axes.text(x, y - 0.14, second, ha="center", va="center", fontsize=8.5, color=LIGHT["soft"])
+    for start, end in arrows:
+        (x1, y1), (x2, y2) = nodes[start][:2], nodes[end][:2]
+        reach, across = 0.33 if y2 > y1 else -0.33, 0.28 * (x2 - x1)
+        look = {"color": LIGHT["c5"], "linestyle": "--"} if start == "how" else {"color": LIGHT["ink"]}
+        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, **look}
+        axes.annotate("", (x2 - across, y2 - reach), (x1 + across, y1 + reach), arrowprops=arrow)
+    axes.set(xlim=(-0.5, 2.5 if target else 1.5), ylim=(-0.4, 2.4))
+    axes.set_axis_off()
+    return page_svg(figure, "causes")

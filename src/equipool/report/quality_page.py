@@ -5,21 +5,19 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from equipool.files import write_whole
+from equipool.report.page import render
 
 __all__ = ["MEASURES", "Measure", "quality_page", "quality_table", "write_quality"]
 
 ODD = 4.0  # robust standard deviations
-ENOUGH = 5  # heads below which a spread says nothing
+MIN_HEADS = 5  # below which a spread says nothing
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,10 @@ class Measure:
     high: float = np.inf
     both: bool = True
     digits: int = 3
+
+    def text(self, value: float) -> str:
+        """Return a value with the measure's digits."""
+        return f"{value:.{self.digits}f}"
 
 
 MEASURES = {
@@ -75,11 +77,21 @@ def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
         score = np.fmax(score, np.abs(z) if measure.both else -z)
         for row in np.flatnonzero(odd):
             side = "low" if z[row] < 0 or values[row] < measure.low else "high"
-            reasons[row].append(f"{measure.title} {values[row]:.{measure.digits}f} ({side})")
+            reasons[row].append(f"{measure.title} {measure.text(values[row])} ({side})")
     table["oddness"] = np.round(score, 2)
     table["flags"] = ["; ".join(reason) for reason in reasons]
     order = sorted(range(len(table)), key=lambda row: (not reasons[row], -score[row]))
     return table.iloc[order].rename_axis("head")
+
+
+def _robust_z(values: Any, step: float) -> Any:
+    """Return distances from the median in robust standard deviations; zeros for too few heads."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < MIN_HEADS:
+        return np.zeros(len(values))
+    middle = np.median(finite)
+    spread = max(1.4826 * float(np.median(np.abs(finite - middle))), step)
+    return np.nan_to_num((values - middle) / spread)
 
 
 def write_quality(
@@ -97,51 +109,10 @@ def write_quality(
 
 def quality_page(table: pd.DataFrame, pictures: Mapping[str, Path], failed: Mapping[str, str]) -> str:
     """Return the page as one HTML text that needs no other file."""
-    flagged = int((table["flags"] != "").sum())
-    cards = "\n".join(_card(str(name), row, pictures[str(name)]) for name, row in table.iterrows())
-    page = files("equipool.report").joinpath("templates/quality.html").read_text(encoding="utf-8")
-    return Template(page).substitute(
-        summary=f"{len(table)} heads, {flagged} flagged, {len(failed)} failed",
-        failed=_failures(failed),
-        meanings=" ".join(
-            f"<dt>{measure.title}</dt><dd>{measure.meaning}</dd>" for measure in MEASURES.values()
-        ),
-        cards=cards,
-        head="".join(f'<th scope="col">{measure.title}</th>' for measure in MEASURES.values()),
-        rows="\n".join(_row(str(name), row) for name, row in table.iterrows()),
+    return render(
+        "quality.html",
+        heads={str(name): row for name, row in table.iterrows()},
+        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
+        failed=failed,
+        measures=MEASURES,
     )
-
-
-def _robust_z(values: Any, step: float) -> Any:
-    """Return distances from the median in robust standard deviations; zeros for too few heads."""
-    known = values[np.isfinite(values)]
-    if len(known) < ENOUGH:
-        return np.zeros(len(values))
-    middle = np.median(known)
-    spread = max(1.4826 * float(np.median(np.abs(known - middle))), step)
-    return np.nan_to_num((values - middle) / spread)
-
-
-def _failures(failed: Mapping[str, str]) -> str:
-    if not failed:
-        return ""
-    items = "".join(f"<li><b>{escape(name)}</b>: {escape(reason)}</li>" for name, reason in failed.items())
-    return f'<section class="failed"><h2>Failed</h2><ul>{items}</ul></section>'
-
-
-def _card(name: str, row: Any, picture: Path) -> str:
-    data = base64.b64encode(picture.read_bytes()).decode()
-    numbers = ", ".join(f"{m.title} {row[key]:.{m.digits}f}" for key, m in MEASURES.items())
-    flags = f'<strong class="flag">⚑ {escape(row["flags"])}</strong>' if row["flags"] else ""
-    alt = f"Six slices of {name} in MNI space with the outlines of its brain mask and of the template"
-    return (
-        f'<figure id="{escape(name)}"{" class=odd" if row["flags"] else ""}><img loading="lazy" '
-        f'src="data:image/jpeg;base64,{data}" alt="{escape(alt)}">'
-        f"<figcaption><b>{escape(name)}</b> {flags} <span>{numbers}</span></figcaption></figure>"
-    )
-
-
-def _row(name: str, row: Any) -> str:
-    cells = "".join(f"<td>{row[key]:.{m.digits}f}</td>" for key, m in MEASURES.items())
-    link = f'<a href="#{escape(name)}">{escape(name)}</a>'
-    return f'<tr><th scope="row">{link}</th>{cells}<td class="text">{escape(row["flags"])}</td></tr>'

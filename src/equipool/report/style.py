@@ -1,0 +1,171 @@
+"""The one style of all figures: colours, fonts, axes, and how a figure is saved or put into a page.
+
+Figures are drawn by matplotlib in the colours of ``LIGHT``: those of Okabe and Ito, a little darker, which
+colour-blind readers can tell apart. In a page they are SVG whose colours are CSS variables, so that one
+drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from equipool.exceptions import InputError
+from equipool.files import write_whole
+
+__all__ = ["COLOURS", "LIGHT", "MARKERS", "SHADES", "check_figure_path", "page_svg", "save_figure", "styled"]
+
+NAMES = "ink paper soft line card link good fair bad c0 c1 c2 c3 c4 c5 c6 q0 q1 q2 q3 q4 q5 q6 q7".split()
+LIGHT = dict(zip(NAMES, (
+    "#1a1c1f #ffffff #565b62 #dcdfe3 #f6f7f9 #0b5cad #00664a #7a4f00 #a3260b "
+    "#0072b2 #d98c00 #009e73 #cc79a7 #3ba3dc #d55e00 #6b6b6b "
+    "#440154 #46307e #365c8d #277f8e #1fa187 #4ac16d #94c11f #d9b800"
+).split(), strict=True))  # fmt: skip
+DARK = dict(zip(NAMES, (
+    "#e8eaed #15171a #a9b0b8 #363b42 #1e2125 #7cb9f5 #5fd3ae #f0bf5e #ff9a82 "
+    "#3d9be0 #e69f00 #18b98b #d98bb7 #7cc8f2 #ee7c30 #a0a4a8 "
+    "#9a74e0 #7482dc #4b97d2 #2fabbd #2fbc97 #62cc66 #a8dc38 #fde725"
+).split(), strict=True))  # fmt: skip
+COLOURS = tuple(LIGHT[f"c{k}"] for k in range(7))
+SHADES = tuple(LIGHT[f"q{k}"] for k in range(8))  # of a number, from low to high
+MARKERS = "os^DP"
+FORMATS = (".png", ".svg", ".pdf")
+VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+
+RC: Any = {
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["soft"]),
+    **dict.fromkeys(("axes.labelcolor", "text.color"), LIGHT["ink"]),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False),
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["line"],
+    "lines.markeredgewidth": 0,
+    "image.composite_image": False,  # in SVG each keeps its resolution
+    "savefig.dpi": 150,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "equipool",
+    "text.parse_math": False,  # a user's dollar sign starts no formula
+}
+styled = mpl.rc_context(RC)  # decorates every function that draws
+
+
+def shortened(name: str, longest: int = 40) -> str:
+    """Return a name with an ellipsis if it is longer than so many signs."""
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def spread(shades: tuple[str, ...], count: int) -> list[str]:
+    """Return so many shades, from the first to the last."""
+    return [shades[round(k * (len(shades) - 1) / max(count - 1, 1))] for k in range(count)]
+
+
+def check_figure_path(path: Path) -> None:
+    """Refuse a path that no figure can be written to, before anything is computed."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path.name} is no picture that equipool writes; end it in {', '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: the folder {path.parent} does not exist; make it first.")
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure; the format follows the file's ending."""
+    check_figure_path(path)
+    return write_whole(path, _content(figure, path.suffix.lower().removeprefix(".")))
+
+
+@styled
+def _content(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        # Names in a script that the font lacks are drawn as boxes; that is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        none = {"png": ["Software"], "svg": ["Date", "Creator", "Format", "Type"]}.get(kind, [])
+        figure.savefig(content, format=kind, metadata=dict.fromkeys(none), transparent=transparent)
+    return content.getvalue()
+
+
+# -- pages -------------------------------------------------------------------------------------------------
+
+
+@styled
+def panel(height: float = 250) -> tuple[Figure, Axes]:
+    """Return a figure of one drawing for a page: 360 points wide, as a phone, where text keeps its size."""
+    figure = Figure(figsize=(5, height / 72), layout="constrained")
+    return figure, figure.subplots()
+
+
+def page_svg(figure: Figure, key: str) -> str:
+    """Return the figure as SVG for inside a page, whose ids begin with ``key``.
+
+    Colours become CSS variables, and styles attributes: a page's security policy forbids inline styles. Text
+    stays text. What was drawn with ``gid="site:3:NAME"`` has ``data-k="3"`` and the name as a tooltip.
+    """
+    root = ElementTree.fromstring(_content(figure, "svg", transparent=True))
+    links = [
+        value
+        for element in root.iter()
+        for name, value in element.items()
+        if name.endswith(("href", "-path"))
+    ]
+    used = {match for link in links for match in re.findall(r"^(?:url\()?#([\w-]+)", link)}
+    svg = ElementTree.Element(
+        "svg", {"viewBox": root.get("viewBox", ""), "class": "plot", "aria-hidden": "true"}
+    )
+    svg.extend([clean for child in root for clean in _cleaned(child, key, used)])
+    return ElementTree.tostring(svg, encoding="unicode")
+
+
+def _cleaned(element: ElementTree.Element, key: str, used: set[str]) -> list[ElementTree.Element]:
+    """Return an element as the page wants it, or its children where it is but a wrapper."""
+    tag = element.tag.rpartition("}")[2]
+    children = [clean for child in element for clean in _cleaned(child, key, used)]
+    attributes = _attributes(element, key, used)
+    site = re.fullmatch(r"site:(\d+):(.*)", element.get("id", ""), re.DOTALL)
+    if site:
+        attributes["data-k"] = site[1]
+        children.insert(0, ElementTree.Element("title"))
+        children[0].text = site[2]
+    if tag in ("metadata", "style"):
+        return []
+    if (tag == "g" and not attributes) or (tag in ("g", "defs") and not children):
+        return children
+    new = ElementTree.Element(tag, attributes)
+    new.text = (element.text or "").strip()
+    new.extend(children)
+    marks = new.findall("use")
+    for name, value in [*marks[0].items()] if marks else []:  # what all marks have in common is said once
+        if name not in (*attributes, "x", "y", "href") and all(mark.get(name) == value for mark in marks):
+            new.set(name, value)
+            for mark in marks:
+                del mark.attrib[name]
+    return [new]
+
+
+def _attributes(element: ElementTree.Element, key: str, used: set[str]) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for name, value in ((full.rpartition("}")[2], value) for full, value in element.items()):
+        if name == "style":
+            for style, setting in re.findall(r"([\w-]+):\s*([^;]+)", value):
+                if style in ("font", "font-size"):
+                    attributes["font-size"] = re.findall(r"[\d.]+px", setting)[0]
+                elif style != "font-family":  # that is the page's
+                    attributes[style] = VARIABLES.get(setting, setting)
+        elif name == "id" and value in used:
+            attributes[name] = f"{key}-{value}"
+        elif name in ("href", "clip-path"):
+            attributes[name] = re.sub(r"^(url\()?#", rf"\g<1>#{key}-", value)
+        elif name != "id" and not value.startswith("rotate(-0 "):
+            short = re.sub(r"-?\d+\.\d+", lambda number: f"{round(float(number[0]), 2):.6g}", value)
+            attributes[name] = short.replace(" \n", "")
+    return attributes

@@ -1,0 +1,132 @@
+"""The verdict on a harmonization: what predictions in held-out participants mean, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from equipool.judge.scores import Columns
+
+__all__ = ["best", "rows_of", "verdict"]
+
+TELLS = 0.9  # balanced accuracy from the covariates alone, beyond which predicting the site shows nothing
+CLOSE = 0.03  # of a balanced accuracy, R² or AUC: a smaller difference is not worth a sentence
+LEVELS = ("bad", "fair", "good")
+
+
+def rows_of(table: Columns) -> Iterator[dict[str, Any]]:
+    """Return a table's rows, each by the names of its columns."""
+    for row in zip(*table.values(), strict=True):
+        yield dict(zip(table, row, strict=True))
+
+
+def best(readings: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None:
+    """Return the classifier with the highest mean at one stage."""
+    rows = [row for row in rows_of(readings) if row["stage"] == stage and row["fitted_on"] == fitted_on]
+    return max(rows, key=lambda row: row["mean"]) if rows else None
+
+
+def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[str, str]]:
+    """Return what predictions in held-out participants mean; it may be bad news.
+
+    Parameters
+    ----------
+    judged
+        ``readings``, ``signals`` and ``folds`` as in :class:`~equipool.report.account.Account`.
+    covariates
+        Their names, as they are to be said.
+    """
+    if judged is None:
+        text = (
+            "Whether harmonization worked cannot be judged: the sites are too small to hold participants out."
+        )
+        return [{"level": "fair", "text": text}]
+    return [_site_verdict(judged, covariates), *_signal_verdicts(judged)]
+
+
+# -- the site ----------------------------------------------------------------------------------------------
+
+
+def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
+    """Judge by classifiers fitted on training and on held-out participants, and say the worse."""
+    both = [_site(judged, who) for who in dict.fromkeys(judged["readings"]["fitted_on"])]
+    sites = [site for site in both if site is not None]
+    sites = [site for site in sites if site["floor"] < TELLS] or sites
+    site = min(sites, key=lambda one: (LEVELS.index(one["level"]), -one["after"]))
+    level, before, after, floor = site["level"], site["before"], site["after"], site["floor"]
+    by_covariates = site["covariates"] is not None and site["covariates"] >= site["chance"]
+    others = f"from {covariates} alone" if by_covariates else "by chance"
+    if after > max(before, floor) + site["noise"]:
+        text = "Bad news: the site is easier to predict than before"
+    elif floor >= TELLS and by_covariates:
+        level = "fair"
+        text = f"Whether the site effect is removed cannot be told: the site can be predicted {others}"
+    elif not site["shown"]:
+        text = f"There was little to remove: the site could hardly be predicted better than {others}"
+    elif level == "good":
+        text = f"The site can no longer be predicted better than {others}"
+    elif after <= floor + site["noise"] and before - after < 0.5 * (before - floor):
+        text = "Whether the site effect is removed cannot be told from so few participants"
+    elif after <= floor + site["noise"]:
+        text = "The site effect may be removed: the rest is within the sampling error of so few participants"
+    elif level == "fair":
+        gone = (before - after) / (before - floor)
+        text = (
+            f"The site effect is reduced but not removed: {gone:.0%} of the excess over {floor:.2f} is gone"
+        )
+    else:
+        text = "Bad news: the site can be predicted nearly as well as before"
+    given = "" if site["covariates"] is None else f"; given {covariates} alone: {site['covariates']:.2f}"
+    numbers = (
+        "A classifier predicts the site of held-out participants with a balanced accuracy of "
+        f"{after:.2f} (as measured: {before:.2f}){given}; chance: {site['chance']:.2f}."
+    )
+    return {"level": level, "text": f"{text}. {numbers}"}
+
+
+def _site(judged: dict[str, Any], who: str) -> dict[str, Any] | None:
+    """Return how well the best classifier predicts the site; the floor: covariates alone, or chance."""
+    stages = ("before", "after", "covariates", "shuffled")
+    rows = {stage: best(judged["readings"], stage, who) for stage in stages}
+    before, after, covariates, chance = (row["mean"] if row else None for row in rows.values())
+    if before is None or after is None or chance is None:
+        return None
+    noise = {stage: _noise(row["sd"], judged["folds"]) for stage, row in rows.items() if row}
+    floor = max(chance, covariates or 0.0)
+    shown, little = before > floor + noise["before"], before - after < 0.25 * (before - floor)
+    level = "good" if after <= floor + CLOSE else "fair"
+    if (after > floor + noise["after"] and shown and little) or after > max(before, floor) + noise["after"]:
+        level = "bad"
+    site = {"level": level, "before": before, "after": after, "covariates": covariates, "chance": chance}
+    return {**site, "floor": floor, "noise": noise["after"], "shown": shown}
+
+
+def _noise(sd: float | None, folds: int) -> float:
+    """Return by how much a mean over folds must differ to count: two standard errors, at least 0.03."""
+    return max(CLOSE, 2 * (sd or 0.0) / folds**0.5)
+
+
+# -- covariates and target ---------------------------------------------------------------------------------
+
+
+def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Judge what is predicted within sites, where knowing the site does not help."""
+    for row in rows_of(judged["signals"]):
+        if row["where"] == "within sites" and row["change"] is not None:
+            level, text = _signal_verdict(row, _noise(row["change_sd"], judged["folds"]))
+            numbers = f"{row['before']:.2f} as measured, {row['after']:.2f} harmonized".replace("-", "−")
+            yield {"level": level, "text": f"{text} ({row['measure']} within sites {numbers})."}
+
+
+def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
+    what, change = row["what"], row["change"]
+    hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+    if change > noise and row["after"] > hardly:
+        return "good", f"{what} is predicted better than before"
+    if row["before"] <= hardly:
+        return "fair", f"{what} could hardly be predicted before, so a loss of its signal could not be seen"
+    if change < -noise:
+        return "bad", f"Bad news: part of the signal of {what} was lost"
+    if change < -CLOSE:
+        return "fair", f"The signal of {what} may be reduced; the change is within its sampling error"
+    return "good", f"The signal of {what} was preserved"
