@@ -56,7 +56,9 @@ class Design:
 
     def only(self, rows: IntArray) -> Design:
         """Return the design of some rows; sites keep their indices."""
-        parts = {name: getattr(self, name)[rows] for name in ("site", "covariates", "target", "weight", "fold")}
+        parts = {
+            name: getattr(self, name)[rows] for name in ("site", "covariates", "target", "weight", "fold")
+        }
         return replace(self, **parts)
 
     def folds(self) -> Iterator[tuple[IntArray, IntArray]]:

@@ -27,24 +27,26 @@ STANDARD_ERRORS = 2.0  # by which held-out log-likelihood must rise for an effec
 # -- selection ---------------------------------------------------------------------------------------------
 
 
-def exceeds(gains: FloatArray, *, tests: int = 1) -> NDArray[np.bool_]:
+def exceeds(
+    gains: FloatArray, *, tests: int = 1, standard_errors: float = STANDARD_ERRORS
+) -> NDArray[np.bool_]:
     """Say where gains (..., parts) of held-out log-likelihood add up to more than two standard errors.
 
     Parts are the held-out participants of one site and fold. Features that are correlated are no independent
-    observations, so gains are summed over features first. With several ``tests`` the threshold is Bonferroni's.
+    observations, so gains are summed over features first. Several ``tests`` have Bonferroni's threshold.
     """
     from scipy.stats import norm
 
-    threshold = float(norm.isf(norm.sf(STANDARD_ERRORS) / tests))
     parts = gains.shape[-1]
     if parts < 2:
         return np.zeros(gains.shape[:-1], dtype=bool)
+    threshold = float(norm.isf(norm.sf(standard_errors) / tests))
     error = gains.std(axis=-1, ddof=1) * np.sqrt(parts)
     return np.asarray(gains.sum(axis=-1) > threshold * error)
 
 
-def choose(log_likelihoods: FloatArray) -> int:
-    """Return the simplest candidate that the best one does not exceed by two standard errors.
+def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERRORS) -> int:
+    """Return the simplest candidate that the best one does not exceed by so many standard errors.
 
     ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the simplest,
     which is to leave the effect out, to the most flexible.
@@ -52,7 +54,7 @@ def choose(log_likelihoods: FloatArray) -> int:
     if log_likelihoods.shape[1] < 2:
         return 0
     best = log_likelihoods[int(log_likelihoods.sum(axis=1).argmax())]
-    return int(np.flatnonzero(~exceeds(best - log_likelihoods))[0])
+    return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=standard_errors))[0])
 
 
 # -- effects -----------------------------------------------------------------------------------------------
