@@ -1,4 +1,4 @@
-"""SiteHarmonizer: what table users take instead of ComBat."""
+"""SiteHarmonizer: a table without what its sites did."""
 
 from __future__ import annotations
 
@@ -32,28 +32,33 @@ from equipool.estimators.arguments import (
 )
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.randomness import seed_for
-from equipool.sites.design import ATOM_WHOLE, Design, find_atoms
+from equipool.sites.design import Design, find_point_masses
 from equipool.sites.model import SiteModel, fit_site_model
-from equipool.sites.passes import members, pieces, site_rows
-from equipool.sites.shift_scale import FAR
+from equipool.sites.passes import members, pieces
+from equipool.sites.shift_scale import WINSORISE_AT
 
 __all__ = ["SiteHarmonizer"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 UnseenSite = Literal["error", "pooled", "adapt"]
-FOLDS = 6  # of people, for choices in fit; a multiple of 3, see Design.thirds
-ADAPTED_FROM = 10  # rows of a new site; from fewer its shift is mostly those people's own
+
+FOLDS = 5  # of participants, for choices in fit
+IMPUTATION_ROUNDS = 3
+MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer the shift is mostly that of these participants
+MAX_POINT_MASS = 0.5  # share of rows with one value, from which a feature is left alone
+READING_RIDGE = 0.1  # of the regression that reads covariates from features, for each row
 
 
 class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Remove what the site did to features and keep what the people brought: the same columns and units.
+    """Remove site effects from features: the same columns and units, without the site.
 
-    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training people, ``transform`` with the same for
-    anybody, one new person too. The sites' shifts, spreads and covariances are estimated beside a smooth
+    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` with the same
+    for any others, a single one too. The sites' effects (:mod:`equipool.sites`) are estimated beside a smooth
     trend in the covariates that all sites share, so differences that the covariates explain are kept, also
-    where the sites' ages do not overlap. Features that never vary, and values that many people share, such as
-    a volume of 0, pass through unchanged.
+    where the sites' ages do not overlap. Every effect beyond shift and scale enters only where it makes held-out
+    participants more likely. Features that never vary, and point masses such as a volume of 0, pass through
+    unchanged.
 
     Parameters
     ----------
@@ -65,42 +70,33 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     missing
         ``"error"``, or ``"impute"``: fill missing features with what site and covariates let expect.
     mixing
-        Weight of the pooled covariance against a site's own, in people; larger removes less of the site's and
-        keeps more of the people's. ``None``: the least that costs held-out people next to nothing;
-        ``numpy.inf``: covariances are left as they are, as in ComBat.
+        Shrinkage k of the sites' covariances towards the pool's, in equivalent participants: larger removes
+        less. ``None``: chosen, or none; ``numpy.inf``: covariances are left as they are, as in ComBat. See
+        :mod:`equipool.sites.covariance`.
     bending
-        Whether sites may bend features, as a gamma does: a rising curve for each site and feature then brings
-        them to the pool's shape. ``None``: where that makes held-out people likelier.
+        Whether sites warp features, as a gamma does (:mod:`equipool.sites.warp`). ``None``: chosen.
     network
-        Whether a network may take out what sites do to people jointly and in curves, on top of all that:
-        :mod:`equipool.sites.coupling`. ``None``: as much of it as foretells held-out people best, none where
-        they show nothing, as with few people; ``True``: the best share, sure or not.
-    keep_people
-        Whether small differences between sites along a factor of people, such as head size where one scans
-        more men, are left to their people: :mod:`equipool.sites.composition`. ``False``: whatever neither
-        covariates nor ``y`` explain is the site's, as in ComBat.
+        Whether a network removes what sites do to features jointly (:mod:`equipool.sites.coupling`). ``None``:
+        chosen.
     random_state
-        Of the folds that choose the shrinkage, and of the network's first weights; the same number gives the
-        same bits, ``None`` is 0.
+        Of the folds and of the network's first weights; the same number gives the same bits, ``None`` is 0.
 
     Attributes
     ----------
     sites_
         The sites seen at fit.
     site_effects_
-        A frame with one row for each site and feature: its shift with an interval of 95 %, its spread,
-        whether sites bend the feature, how many of its people were so far from the others that they were
-        learned from as if nearer (``far``), and what of its difference was left to its people (``kept``, in
-        the pool's units, the shift being in the site's).
+        A frame with one row for each site and feature: its shift with an interval of 95 % (``shift``, ``low``,
+        ``high``), its ``scale``, whether the feature is ``warped``, and how many participants' values were
+        ``winsorised`` when effects were estimated.
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     choices_
-        A dict of what was chosen on held-out people: the penalty on a bent trend (``curvature``), whether
-        sites stretch it (``gain``), which features they bend (``bent``), people's worth of the pooled
-        covariance (``mixing``) and the share of the network that is taken out (``network``); and along how
-        many factors differences are left to sites' people (``kept``), by a test on everybody.
+        What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale the
+        trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite: none) and
+        the share of the ``coupling`` (0: none).
     model_
-        What was learned, a :class:`SiteModel`, in standardised features.
+        What was learned, a :class:`~equipool.sites.model.SiteModel`, in standardised features.
 
     Examples
     --------
@@ -109,7 +105,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> pool = truth.pool
     >>> harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
     >>> clean = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
-    >>> def error(x):  # beside the mean of the pool, which nobody can know
+    >>> def error(x):  # but for the mean of the pool, which cannot be known
     ...     return abs((x - truth.clean) - (x - truth.clean).mean(axis=0)).mean()
     >>> bool(error(clean) < error(pool.X) / 3)
     True
@@ -124,7 +120,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         mixing: float | None = None,
         bending: bool | None = None,
         network: bool | None = None,
-        keep_people: bool = True,
         random_state: int | None = None,
     ) -> None:
         self.unseen_site = unseen_site
@@ -133,7 +128,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.mixing = mixing
         self.bending = bending
         self.network = network
-        self.keep_people = keep_people
         self.random_state = random_state
 
     # -- fit -----------------------------------------------------------------------------------------------
@@ -191,15 +185,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.model_ = fit_site_model(
             z,
             design,
-            mixing=self.mixing,
-            bending=None if self.bending is None else bool(self.bending),
-            network=None if self.network is None else bool(self.network),
-            keep_people=bool(self.keep_people),
+            shrinkage=self.mixing,
+            warp=None if self.bending is None else bool(self.bending),
+            coupling=None if self.network is None else bool(self.network),
             seed=self._seed(),
         )
         self.site_effects_ = self._effects(inputs.feature_names)
         self._learn_to_read(z, design)
-        warn_of_small_sites(self.sites_, self.model_.people)
+        warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
     def check_settings(self) -> None:
@@ -211,12 +204,10 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
         if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
-            raise InputError(f"mixing is a number of people, above 0. Got {self.mixing!r}.")
+            raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name, wanted in (("bending", self.bending), ("network", self.network)):
             if not (wanted is None or isinstance(wanted, bool | np.bool_)):
                 raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
-        if not isinstance(self.keep_people, bool | np.bool_):
-            raise InputError(f"keep_people must be True or False. Got {self.keep_people!r}.")
 
     def _check(self, inputs: Inputs, *, site_given: bool) -> None:
         self.check_settings()
@@ -239,19 +230,19 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         fold = deal([codes[first]], [], min(FOLDS, len(first)), seed_for(self._seed(), "folds"))[person]
         return Design(
             site=codes,
-            c=inputs.covariates,
-            extra=target_columns(inputs),
+            covariates=inputs.covariates,
+            target=target_columns(inputs),
             weight=1 / np.bincount(person)[person].astype(np.float64),
             fold=fold,
             n_sites=len(self.sites_),
         )
 
     def _standardise(self, array: FloatArray, weight: FloatArray) -> None:
-        """Learn each feature's mean and scale over people, and what of it is left alone."""
+        """Learn each feature's mean and scale over participants, and what is left alone."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # answered below
-            people = _weighted_sum(~np.isnan(array), weight)
-            mean = _weighted_sum(array, weight) / people
-            deviation = np.sqrt(_weighted_sum(array, weight, mean) / people)
+            n = _weighted_sum(~np.isnan(array), weight)
+            mean = _weighted_sum(array, weight) / n
+            deviation = np.sqrt(_weighted_sum(array, weight, mean) / n)
         names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(array.shape[1])])
         for wrong, why in (
             (np.isnan(mean), "has no value in any row"),
@@ -260,83 +251,78 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if wrong.any():
                 raise InputError(f"Column {str(names[int(wrong.argmax())])!r} {why}; leave it out.")
         ordered = np.sort(array, axis=0)
-        mean, deviation = _without_far(array, weight, mean, deviation, nine_tenths_of_sorted(ordered))
-        self.atoms_ = find_atoms(ordered)
-        share = (array == self.atoms_).mean(axis=0)
-        still = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= ATOM_WHOLE)
-        self.moved_ = ~still
+        mean, deviation = _without_outliers(array, weight, mean, deviation, nine_tenths_of_sorted(ordered))
+        self.point_masses_ = find_point_masses(ordered)
+        share = (array == self.point_masses_).mean(axis=0)
+        constant = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= MAX_POINT_MASS)
+        self.harmonized_ = ~constant
         self.feature_mean_ = mean
-        self.feature_scale_ = np.where(still, 1.0, deviation)
+        self.feature_scale_ = np.where(constant, 1.0, deviation)
 
     def _filled_at_fit(self, array: FloatArray, design: Design) -> FloatArray:
-        """Return the features with missing ones filled in by site and covariates, in a few rounds."""
+        """Return the features with missing cells drawn from their site, covariates and others' residuals."""
         empty = np.isnan(array)
         if not empty.any():
             return array
         rng = np.random.default_rng(seed_for(self._seed(), "imputation"))
-        filled = np.where(empty, self.feature_mean_, array)
-        for _ in range(3):
+        filled, holes = np.where(empty, self.feature_mean_, array), empty[:, self.harmonized_]
+        for _ in range(IMPUTATION_ROUNDS):
             z = self._standardised(filled)
-            model = fit_site_model(
-                z,
-                design,
-                mixing=np.inf,
-                curvature=1.0,
-                bending=False,
-                network=False,
-                keep_people=bool(self.keep_people),
-            )
-            told = _measured(model, model.usual[design.site], design.c, design.site)
-            limit = FAR * np.sqrt(model.residual)
-            left = np.where(empty[:, self.moved_], np.nan, np.clip(z - told, -limit, limit))
-            # With a residual of somebody else, or a site with many gaps would seem to vary less.
-            drawn = told + np.where(empty[:, self.moved_], _drawn(left, rng), 0.0)
+            model = fit_site_model(z, design, shrinkage=np.inf, curvature=1.0, warp=False, coupling=False)
+            at = model.at(design.covariates, design.site)
+            predicted = model.redo(at.predicted, at)
+            limit = WINSORISE_AT * np.sqrt(model.composition["shift and scale"].variance)
+            residuals = np.where(holes, np.nan, np.clip(z - predicted, -limit, limit))
+            # With somebody else's residual, or a site with many holes would seem to vary less.
+            drawn = predicted + np.where(holes, _drawn(residuals, rng), 0.0)
             guess = np.tile(self.feature_mean_, (len(array), 1))
-            guess[:, self.moved_] = self._in_units(drawn)
+            guess[:, self.harmonized_] = self._in_units(drawn)
             filled = np.where(empty, guess, array)
         return filled
 
     def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
-        model, moved = self.model_, np.array(names, dtype=object)[self.moved_]
-        scale = self.feature_scale_[self.moved_]
-        shift, error, spread = model.effects
+        model, features = self.model_, np.array(names, dtype=object)[self.harmonized_]
+        units = self.feature_scale_[self.harmonized_]
+        shift, error, scale = model.effects
+        warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
         return pd.DataFrame(
             {
-                "site": np.repeat(self.sites_, len(moved)),
-                "feature": np.tile(moved, len(self.sites_)),
-                "shift": (shift * scale).ravel(),
-                "low": ((shift - 1.96 * error) * scale).ravel(),
-                "high": ((shift + 1.96 * error) * scale).ravel(),
-                "spread": spread.ravel(),
-                "bent": np.tile(np.isin(np.arange(len(moved)), model.bend.columns), len(self.sites_)),
-                "far": np.round(model.far, 2).ravel(),
-                "kept": (model.kept * scale).ravel(),
+                "site": np.repeat(self.sites_, len(features)),
+                "feature": np.tile(features, len(self.sites_)),
+                "shift": (shift * units).ravel(),
+                "low": ((shift - 1.96 * error) * units).ravel(),
+                "high": ((shift + 1.96 * error) * units).ravel(),
+                "scale": scale.ravel(),
+                "warped": np.tile(warped, len(self.sites_)),
+                "winsorised": np.round(model.winsorised, 2).ravel(),
             }
         )
 
     def _learn_to_read(self, z: FloatArray, design: Design) -> None:
-        """Learn to guess the covariates from features, for people who come without them."""
-        width, n_sites = z.shape[1] + 1, len(self.sites_)
-        squares, goal = np.zeros((width, width)), np.zeros((width, design.c.shape[1]))
-        sums, read = np.zeros((n_sites, width)), np.zeros((n_sites, design.c.shape[1]))
+        """Learn to predict the covariates from features, for rows that come without them.
+
+        By ridge regression, once from features as measured and once from features less their site's shift.
+        """
+        width, n_sites, k = z.shape[1] + 1, len(self.sites_), design.covariates.shape[1]
+        squares, products = np.zeros((width, width)), np.zeros((width, k))
+        sums, covariate_sums = np.zeros((n_sites, width)), np.zeros((n_sites, k))
         for part in pieces(*z.shape):
             columns = np.hstack([z[part], np.ones((len(z[part]), 1))])
-            site, weight, c = design.site[part], design.weight[part], design.c[part]
-            weighted = columns * weight[:, None]
+            weighted, c = columns * design.weight[part, None], design.covariates[part]
             squares += weighted.T @ columns
-            goal += weighted.T @ c
-            add_up = members(site, n_sites, weight)
+            products += weighted.T @ c
+            add_up = members(design.site[part], n_sites, design.weight[part])
             sums += add_up @ columns
-            read += add_up @ c
-        penalty = np.diag(np.append(np.full(z.shape[1], 0.1 * len(z)), 1e-9))
+            covariate_sums += add_up @ c
+        penalty = np.diag(np.append(np.full(z.shape[1], READING_RIDGE * len(z)), 1e-9))
         # The same of features without their site's shift follows from the sites' sums.
         shift = np.hstack([self.model_.effects[0], np.zeros((n_sites, 1))])
         across = sums.T @ shift
-        without = squares - across - across.T + (shift.T * design.people) @ shift
-        self.readers_ = np.stack(
+        shifted = squares - across - across.T + (shift.T * design.n_participants) @ shift
+        self.covariate_readers_ = np.stack(
             [
-                np.linalg.solve(squares + penalty, goal),
-                np.linalg.solve(without + penalty, goal - shift.T @ read),
+                np.linalg.solve(squares + penalty, products),
+                np.linalg.solve(shifted + penalty, products - shift.T @ covariate_sums),
             ]
         )
 
@@ -351,30 +337,28 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "model_")
         array = self._features(X)
-        model, sites = self.model_, list(self.sites_)
-        if len(sites) < 2:
+        if len(self.sites_) < 2:
             return like(X, self._filled(array, None, covariates).copy())
         labels = None if site is None else given_sites(site, len(array))
         x = self._filled(array, labels, covariates)
-        z = self._standardised(x)
+        z, model = self._standardised(x), self.model_
         codes = None if labels is None else self._codes(labels)
         c = self._covariates(covariates, z, codes)
-        expected = model.expected(c)
-        empty = np.isnan(array)[:, self.moved_]
-        gaps = bool(empty.any())
+        holes = np.isnan(array)[:, self.harmonized_]
+        predicted = model.trend(c)
         if codes is None:
-            harmonized = self._weighted(z, c, expected)
+            harmonized = self._averaged_over_sites(z, c, predicted)
         else:
-            measured = np.where(empty, np.nan, z) if gaps else z
-            model, codes = self._with_new_sites(model, labels, codes, measured, expected)
-            harmonized = self._harmonized(model, z, c, expected, codes)
-        if gaps:
-            # What was not measured is what the covariates let expect.
-            harmonized = np.where(empty, self._brought(model, np.zeros_like(z), c, expected), harmonized)
+            model, codes = self._with_new_sites(labels, codes, np.where(holes, np.nan, z), c)
+            at = model.at(c, codes, predicted)
+            harmonized = self._at_reference(model.undo(z, at), c, predicted)
+            harmonized[codes < 0] = z[codes < 0]
+        # What was not measured is what the covariates predict.
+        harmonized = np.where(holes, self._at_reference(predicted, c, predicted), harmonized)
         result = x.copy()
-        result[:, self.moved_] = self._in_units(harmonized)
-        unmoved = (x == self.atoms_) | (codes is not None and self._left_alone(codes))
-        np.copyto(result, x, where=unmoved)
+        result[:, self.harmonized_] = self._in_units(harmonized)
+        unchanged = (x == self.point_masses_) | (codes is not None and self._left_alone(codes))
+        np.copyto(result, x, where=unchanged)
         return like(X, result)
 
     def fit_transform(
@@ -404,15 +388,13 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")
-        model = self.model_
-        bent = self.get_feature_names_out()[self.moved_][model.bend.columns]
+        composition, names = self.model_.composition, self.get_feature_names_out()[self.harmonized_]
         return {
-            "curvature": model.curvature,
-            "gain": model.gain,
-            "bent": bent.tolist(),
-            "mixing": model.mixing,
-            "kept": int(np.count_nonzero(model.composition.believed)),
-            "network": model.amount,
+            "curvature": self.model_.curvature,
+            "scales_trend": composition["shift and scale"].scales_trend,
+            "warped": names[composition["warp"].columns].tolist(),
+            "shrinkage": composition["covariance"].shrinkage,
+            "coupling": composition["coupling"].share,
         }
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
@@ -467,14 +449,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _standardised(self, x: FloatArray) -> FloatArray:
-        z: FloatArray = x[:, self.moved_]
-        z -= self.feature_mean_[self.moved_]
-        z /= self.feature_scale_[self.moved_]
+        z: FloatArray = x[:, self.harmonized_]
+        z -= self.feature_mean_[self.harmonized_]
+        z /= self.feature_scale_[self.harmonized_]
         return z
 
     def _in_units(self, z: FloatArray) -> FloatArray:
-        x = z * self.feature_scale_[self.moved_]
-        x += self.feature_mean_[self.moved_]
+        x = z * self.feature_scale_[self.harmonized_]
+        x += self.feature_mean_[self.harmonized_]
         return x
 
     def _codes(self, labels: NDArray[Any]) -> IntArray:
@@ -496,11 +478,11 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not names:
             return np.empty((len(z), 0))
         if covariates is None:
-            # A site that is unknown counts as the pool.
-            known = codes is not None
-            shift = np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])
-            x = z - shift[codes] if codes is not None else z
-            weights = self.readers_[int(known)]
+            if codes is None:
+                weights, x = self.covariate_readers_[0], z
+            else:  # a site that was not seen at fit has no shift
+                shift = np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])
+                weights, x = self.covariate_readers_[1], z - shift[codes]
             return x @ weights[:-1] + weights[-1]
         frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
         require_columns(frame, self.encoding_.columns)
@@ -508,7 +490,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return parse_covariates(self.encoding_.apart(frame), names, levels)
 
     def _filled(self, array: FloatArray, labels: NDArray[Any] | None, covariates: Any) -> FloatArray:
-        """Return new people's features with missing ones filled in by their site and covariates."""
+        """Return new rows with missing cells filled by what their site and covariates predict."""
         empty = np.isnan(array)
         if not empty.any():
             return array
@@ -516,70 +498,53 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         z = self._standardised(start)
         codes = None if labels is None else self._codes(labels)
         c = self._covariates(covariates, z, codes)
-        expected = self.model_.expected(c)
+        predicted = self.model_.trend(c)
         if codes is not None:
-            # A site that is unknown counts as the pool.
-            seen = codes >= 0
-            usual = self.model_.usual[codes[seen]]
-            expected[seen] = _measured(self.model_, usual, c[seen], codes[seen])
+            at = self.model_.at(c, codes, predicted)
+            predicted = self.model_.redo(predicted, at)
         guess = start.copy()
-        guess[:, self.moved_] = self._in_units(expected)
+        guess[:, self.harmonized_] = self._in_units(predicted)
         return np.where(empty, guess, array)
 
     def _with_new_sites(
-        self,
-        model: SiteModel,
-        labels: NDArray[Any] | None,
-        codes: IntArray,
-        z: FloatArray,
-        expected: FloatArray,
+        self, labels: NDArray[Any] | None, codes: IntArray, z: FloatArray, c: FloatArray
     ) -> tuple[SiteModel, IntArray]:
         """Add each site that was not seen at fit, estimated from its own rows."""
+        model = self.model_
         if self.unseen_site != "adapt" or labels is None or (codes >= 0).all():
             return model, codes
-        codes, few = codes.copy(), []
+        codes, small = codes.copy(), []
         for name in sorted({str(label) for label in labels[codes < 0]}):
             rows = labels == name
-            few += [name] if rows.sum() < ADAPTED_FROM else []
-            model = model.with_site(z[rows], expected[rows])
-            codes[rows] = len(model.shift) - 1
-        if few:
+            small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
+            model = model.add_site(z[rows], c[rows])
+            codes[rows] = len(model.n_participants) - 1
+        if small:
             warnings.warn(
-                f"{plural(len(few), 'new site')} with fewer than {ADAPTED_FROM} rows ({listed(few)}): what "
-                "is removed there is partly what those people are. Bring more of them at once.",
+                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows ({listed(small)}): "
+                "what is removed there is partly what distinguishes these participants. Bring more of them at "
+                "once.",
                 EquipoolWarning,
                 stacklevel=3,
             )
         return model, codes
 
-    def _harmonized(
-        self, model: SiteModel, z: FloatArray, c: FloatArray, expected: FloatArray, codes: IntArray
-    ) -> FloatArray:
-        result = z.copy()
-        # Sites that were not seen at fit are numbered −1, come first, and stay as they are.
-        for s, rows in enumerate(site_rows(codes + 1, len(model.shift) + 1)[1:]):
-            for part in pieces(len(rows), z.shape[1]):
-                some = rows[part]
-                own = model.own(z[some], c[some], s, expected[some])
-                result[some] = self._brought(model, own, c[some], expected[some])
-        return result
-
-    def _brought(self, model: SiteModel, own: FloatArray, c: FloatArray, expected: FloatArray) -> FloatArray:
-        """Return people as the pool, or the reference site, would have measured them."""
+    def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
+        """Return the pool's values as the reference site would have measured them, if there is one."""
         if self.reference_site is None:
-            return expected + own
-        return model.measured(own, c, self._reference(), expected)
+            return values
+        return self.model_.redo(values, self.model_.at(c, self._reference(), predicted))
 
-    def _weighted(self, z: FloatArray, c: FloatArray, expected: FloatArray) -> FloatArray:
-        posterior = self._posterior(z, c)
-        result = np.zeros_like(z)
+    def _averaged_over_sites(self, z: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
+        """Return rows harmonized for every site, weighted by the sites' posterior probabilities."""
+        posterior, result = self._posterior(z, c), np.zeros_like(z)
         for s in range(len(self.sites_)):
-            own = self.model_.own(z, c, s, expected)
-            result += posterior[:, [s]] * self._brought(self.model_, own, c, expected)
+            values = self.model_.undo(z, self.model_.at(c, s, predicted))
+            result += posterior[:, [s]] * self._at_reference(values, c, predicted)
         return result
 
     def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:
-        score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.people, 1e-12))
+        score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
         score = np.exp(score - score.max(axis=1, keepdims=True))
         posterior: FloatArray = score / score.sum(axis=1, keepdims=True)
         return posterior
@@ -588,11 +553,11 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return int(self._codes(parse_labels([self.reference_site]))[0])
 
     def _left_alone(self, codes: IntArray) -> NDArray[np.bool_]:
-        """Return which rows stay as they are: unseen sites of the pool, and the reference site."""
-        alone = codes < 0
+        """Return which rows stay as they are: those of unseen sites, and of the reference site."""
+        unchanged = codes < 0
         if self.reference_site is not None:
-            alone |= codes == self._reference()
-        return alone[:, None]
+            unchanged |= codes == self._reference()
+        return unchanged[:, None]
 
 
 def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | None = None) -> FloatArray:
@@ -604,41 +569,32 @@ def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | 
     return total
 
 
-def _without_far(
+def _without_outliers(
     array: FloatArray,
     weight: FloatArray,
     mean: FloatArray,
     deviation: FloatArray,
-    near: tuple[FloatArray, FloatArray, FloatArray],
+    quantiles: tuple[FloatArray, FloatArray, FloatArray],
 ) -> tuple[FloatArray, FloatArray]:
-    """Return mean and deviation; where a few values make all others alike, without how far these are.
+    """Return mean and deviation, winsorised where a few values would make all others alike.
 
-    ``near`` is where the middle nine tenths begin, their middle and their end.
+    ``quantiles`` are where the middle nine tenths begin, the median, and where they end.
     """
-    low, middle, high = near
+    low, median, high = quantiles
     width = (high - low) / NINE_TENTHS
     for k in np.flatnonzero((width > 0) & (deviation > 5 * width)):
         seen = ~np.isnan(array[:, k])
-        near = np.clip(array[seen, k], middle[k] - 10 * width[k], middle[k] + 10 * width[k])
+        near = np.clip(array[seen, k], median[k] - 10 * width[k], median[k] + 10 * width[k])
         mean[k] = np.average(near, weights=weight[seen])
         deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[seen]))
     return mean, deviation
 
 
-def _measured(model: SiteModel, own: FloatArray, c: FloatArray, site: IntArray) -> FloatArray:
-    """Return what each row's site would have measured."""
-    result = np.empty_like(own)
-    for s in np.unique(site):
-        rows = site == s
-        result[rows] = model.measured(own[rows], c[rows], int(s))
-    return result
-
-
-def _drawn(left: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Return residuals drawn with replacement from those of the same feature."""
-    result = np.zeros_like(left)
-    for k, column in enumerate(left.T):
-        known = column[~np.isnan(column)]
-        if len(known):
-            result[:, k] = rng.choice(known, len(column))
+def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Return residuals drawn with replacement from those of the same feature that are not NaN."""
+    result = np.zeros_like(residuals)
+    for k, column in enumerate(residuals.T):
+        measured = column[~np.isnan(column)]
+        if len(measured):
+            result[:, k] = rng.choice(measured, len(column))
     return result

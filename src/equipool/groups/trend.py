@@ -1,30 +1,39 @@
-"""The smooth trend that all sites share: natural cubic splines of the covariates."""
+r"""The trend m(c): how covariates act on features, by translation along natural cubic splines.
+
+.. math:: m(c) = m_0 + \sum_k \beta_k B_k(c)
+
+with basis functions B of each covariate: the covariate itself, and for covariates with many values a natural
+cubic spline on five knots, straight beyond the outer ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Trend", "fit_trend"]
+__all__ = ["SplineBasis", "Trend", "fit_basis"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
+KNOT_QUANTILES = (0.05, 0.275, 0.5, 0.725, 0.95)  # Harrell's, for five knots
+MIN_DISTINCT_FOR_SPLINE = 10  # values of a covariate
+
 
 @dataclass(frozen=True, eq=False)
-class Trend:
-    """Natural cubic splines of numbers, straight beyond the outer knots; 0/1 columns as they are.
+class SplineBasis:
+    """The basis, centred and scaled over participants; curved functions are orthogonal to the straight one.
 
     Attributes
     ----------
     knots
-        (K, 5), equal where a covariate has too few values to bend.
-    mean, scale, slope
-        Of all basis columns, (q,): centred at the training people; bends are freed of their straight part,
-        slope · line, and scaled.
+        (K, 5), all equal where a covariate has too few values for a spline.
+    mean, scale
+        (q,) of all columns.
+    slope
+        (q − K,): what the curved columns share with their covariate's straight one.
     """
 
     knots: FloatArray
@@ -33,69 +42,78 @@ class Trend:
     slope: FloatArray
 
     @property
-    def bends(self) -> NDArray[np.bool_]:
-        """Which basis columns bend; the first K are the covariates themselves."""
+    def curved(self) -> NDArray[np.bool_]:
+        """Which columns are curved; the first K are the covariates themselves."""
         return np.arange(len(self.mean)) >= len(self.knots)
 
     def __call__(self, c: FloatArray) -> FloatArray:
-        """Return the basis at covariates (rows, K)."""
-        raw = _spline_columns(c, self.knots)
-        lines = (raw[:, : len(self.knots)] - self.mean[: len(self.knots)]) / self.scale[: len(self.knots)]
-        bends = raw[:, len(self.knots) :] - self.mean[len(self.knots) :]
-        owner = _owners(self.knots)
-        bends = bends - self.slope * lines[:, owner] if bends.shape[1] else bends
-        return np.hstack([lines, bends / self.scale[len(self.knots) :]])
+        """Return the basis at covariates (rows, K), (rows, q)."""
+        k = len(self.knots)
+        columns = _columns(c, self.knots) - self.mean
+        straight = columns[:, :k] / self.scale[:k]
+        curved = columns[:, k:] - self.slope * straight[:, _covariate_of_curved(self.knots)]
+        return np.hstack([straight, curved / self.scale[k:]])
 
 
-def fit_trend(c: FloatArray, weight: FloatArray) -> Trend:
-    """Place knots and learn how to centre and scale the basis."""
-    knots = np.empty((c.shape[1], 5))
-    for k, column in enumerate(c.T):
-        places = _quantiles(column, weight)
-        bends = len(np.unique(column)) >= 10 and (np.diff(places) > 1e-6 * np.ptp(column)).all()
-        knots[k] = places if bends else places[2]
-    raw = _spline_columns(c, knots)
-    n_lines = c.shape[1]
-    mean = np.average(raw, axis=0, weights=weight) if raw.shape[1] else np.empty(0)
-    centred = raw - mean
-    scale = np.sqrt(np.average(centred**2, axis=0, weights=weight)) if raw.shape[1] else np.empty(0)
-    lines = centred[:, :n_lines] / np.where(scale[:n_lines] > 0, scale[:n_lines], 1)
-    owner = _owners(knots)
-    bends_ = centred[:, n_lines:]
-    slope = (weight @ (bends_ * lines[:, owner])) / weight.sum() if bends_.shape[1] else np.empty(0)
-    left = bends_ - slope * lines[:, owner] if bends_.shape[1] else bends_
-    if left.shape[1]:
-        scale[n_lines:] = np.sqrt(np.average(left**2, axis=0, weights=weight))
-    return Trend(knots, mean, np.where(scale > 0, scale, 1.0), slope)
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """m(c), shared by all sites.
+
+    Attributes
+    ----------
+    basis
+        The spline basis.
+    coefficients, centre
+        (q, features) and (features,): m(c) = centre + basis(c) @ coefficients.
+    """
+
+    basis: SplineBasis
+    coefficients: FloatArray
+    centre: FloatArray
+
+    def __call__(self, c: FloatArray) -> FloatArray:
+        """Return m at covariates (rows, K), (rows, features)."""
+        predicted: FloatArray = self.centre + self.basis(c) @ self.coefficients
+        return predicted
 
 
-def _quantiles(column: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return where the knots stand: among people, not rows."""
-    shares = [0.05, 0.275, 0.5, 0.725, 0.95]
-    if np.ptp(weight) == 0:
-        return np.quantile(column, shares)
-    order = np.argsort(column)
-    total = np.cumsum(weight[order])
-    places: FloatArray = column[order][np.searchsorted(total, np.array(shares) * total[-1])]
-    return places
+def fit_basis(c: FloatArray, weight: FloatArray) -> SplineBasis:
+    """Place knots at quantiles over participants, and learn how to centre and scale the columns."""
+    k = c.shape[1]
+    knots = np.empty((k, len(KNOT_QUANTILES)))
+    for j, column in enumerate(c.T):
+        order = np.argsort(column)
+        share = np.cumsum(weight[order])
+        places = column[order][np.searchsorted(share, np.array(KNOT_QUANTILES) * share[-1])]
+        distinct = len(np.unique(column)) >= MIN_DISTINCT_FOR_SPLINE
+        spline = distinct and bool((np.diff(places) > 1e-6 * np.ptp(column)).all())
+        knots[j] = places if spline else places[2]
+    columns = _columns(c, knots)
+    if not k:
+        return SplineBasis(knots, np.empty(0), np.empty(0), np.empty(0))
+    mean = np.average(columns, axis=0, weights=weight)
+    columns = columns - mean
+    scale = np.sqrt(np.average(columns**2, axis=0, weights=weight))
+    straight = (columns[:, :k] / np.where(scale[:k] > 0, scale[:k], 1))[:, _covariate_of_curved(knots)]
+    slope = np.average(columns[:, k:] * straight, axis=0, weights=weight)
+    scale[k:] = np.sqrt(np.average((columns[:, k:] - slope * straight) ** 2, axis=0, weights=weight))
+    return SplineBasis(knots, mean, np.where(scale > 0, scale, 1.0), slope)
 
 
-def _owners(knots: FloatArray) -> IntArray:
-    """Return the covariate that each bending column belongs to."""
-    bending = [k for k, places in enumerate(knots) if places[0] < places[-1]]
-    return np.repeat(np.array(bending, dtype=np.intp), knots.shape[1] - 2)
+def _covariate_of_curved(knots: FloatArray) -> IntArray:
+    """Return the covariate that each curved column belongs to."""
+    splined = np.flatnonzero(knots[:, 0] < knots[:, -1])
+    return np.repeat(splined, knots.shape[1] - 2)
 
 
-def _spline_columns(c: FloatArray, knots: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """Return the covariates and their natural cubic splines, straight beyond the outer knots."""
+def _columns(c: FloatArray, knots: FloatArray) -> FloatArray:
+    """Return the covariates and their natural cubic splines in truncated-power form."""
     columns = [c]
-    for k, places in enumerate(knots):
-        if places[0] == places[-1]:
-            continue
+    for j in np.flatnonzero(knots[:, 0] < knots[:, -1]):
+        places = knots[j]
         # In units of the knots' span, or cubes would dwarf everything.
-        x = (c[:, k] - places[0]) / (places[-1] - places[0])
-        t = (places - places[0]) / (places[-1] - places[0])
-        cubes = [np.maximum(x - knot, 0) ** 3 for knot in t]
-        d = [(cube - cubes[-1]) / (t[-1] - knot) for cube, knot in zip(cubes[:-1], t[:-1], strict=True)]
-        columns += [(dk - d[-1])[:, None] for dk in d[:-1]]
+        x, t = ((v - places[0]) / (places[-1] - places[0]) for v in (c[:, j], places))
+        cubes = np.maximum(x[:, None] - t, 0) ** 3
+        d = (cubes[:, :-1] - cubes[:, -1:]) / (t[-1] - t[:-1])
+        columns.append(d[:, :-1] - d[:, -1:])
     return np.hstack(columns)

@@ -1,303 +1,294 @@
-"""What a site does to people jointly and in curves: a network on the sphere, on top of the closed form.
+r"""What sites do to features jointly and in curves: an additive coupling on the latent sphere.
 
-Stage one. Whoever is freed of shift, spread, bends and mixing has scores along the factors in which people
-differ most; with a plane for each covariate they make a point ℓ of a sphere on which covariates act by
-rotation: ℓ(c + t) = ρ(t) ℓ(c), within the range of the people learned from. Stage two. A network on ℓ, whose
-hidden units all sites share and whose last layer each site has for itself, learns what the rest of a person
-is expected to be; what one site's answer differs from all sites' is the site's doing and is taken out, so
-that the mean given ℓ depends on the site no more. How much of it is taken out is chosen on held-out people,
-and is nothing where they show nothing. (Shifts, spreads and curves have seen these people; the network and
-the covariances before it have not.)
+The scores of a participant along the factors in which participants differ most make, with a plane for each
+covariate, a point :math:`\ell` of a sphere on which the covariates act by rotation, :math:`\ell(c + t) =
+\rho(t)\,\ell(c)`. A network :math:`f_s` on :math:`\ell`, with hidden units that all sites share and a last layer
+for each site, predicts what differs between sites of the rest of the residual:
 
-The change never touches the scores themselves, so ℓ is the same before and after: an additive coupling, which
-can be undone exactly and leaves volumes, and with them likelihoods, as they are. People with scores of 0 are
-not changed at any age: the mean person belongs to the closed form.
+.. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad f_s \perp \text{the scores},
+
+so that :math:`\ell` is the same before and after: the map can be undone exactly and keeps volumes. The mean
+participant (scores of 0) is not moved at any age. The share a is chosen on held-out participants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool.randomness import seed_for
 from equipool.sites.design import Design
-from equipool.sites.passes import gram, pieces, site_rows
+from equipool.sites.effect import Context, SiteEffect, array, choose
+from equipool.sites.passes import gram, site_rows
 
-__all__ = ["SiteNetwork", "fit_network", "no_network"]
+__all__ = ["Coupling"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-SCORES = 4  # factors at most
-FEATURES = 6  # fewer leave nothing beside the scores
-FEW = 25  # people; smaller sites show nothing of this kind
-ENOUGH = 10_000  # rows to learn from
-WIDEST = 500  # features; beyond, the sites' last layers would outgrow the table
-STILL = 1e-6  # deviations of the feature; what varies less beside site and trend is rounding
-HIDDEN = 24
-STEPS, RATE = 200, 1e-2
-RIDGE = 100.0  # people's worth of a site that does nothing
-AMOUNTS = np.array([0.1, 0.25, 0.5, 0.75, 1.0])
-SURE = 2.0  # standard errors by which held-out people must show it
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
+MAX_SCORES = 4
+FEATURES = (6, 500)  # fewer leave nothing beside the scores; of more the last layers would outgrow the table
+MIN_PARTICIPANTS = 25  # of a site
+MAX_ROWS = 10_000  # to train on
+CLIP_AT = 4.0  # standard deviations, as for the covariance
+HIDDEN, STEPS, RATE = 24, 200, 1e-2
+RIDGE = 100.0  # equivalent participants of a site that does nothing
 
-_LOCK = Lock()  # the number of threads is the whole process's
+_LOCK = Lock()  # the number of threads belongs to the whole process
 
 
 @dataclass(frozen=True, eq=False)
-class SiteNetwork:
-    """The sphere, the hidden units and the sites' last layers.
+class Coupling(SiteEffect):
+    """The map above.
 
     Attributes
     ----------
     middle, reach
-        (K,): the covariates' mid-range and half of their range, which is a quarter of a turn.
+        (covariates,): mid-range and half-range of each covariate, which is a quarter of a turn.
     scores
-        (p, q): own @ scores are a person's scores, at a variance of 1.
+        (features, scores): residuals @ scores have a variance of 1.
     weights, bias
-        (n, H) and (H,): of the hidden units on the sphere of R^n.
-    heads, place
-        (L, H, p): what each of L sites differs from all in, the chosen share of it, off the scores; (sites,):
-        where a site's stands, −1 for sites with too few people to have one.
+        (latent, hidden) and (hidden,) of the hidden units.
+    heads
+        (heads, hidden, features): what sites differ in from their mean, times the share, off the scores.
+    head_of
+        (sites,): which head is a site's; −1 for sites without one.
+    deviation
+        (features,): standard deviation of residuals.
+    share
+        a.
     """
 
-    middle: FloatArray
-    reach: FloatArray
-    scores: FloatArray
-    weights: FloatArray
-    bias: FloatArray
-    heads: FloatArray
-    place: IntArray
+    name: ClassVar[str] = "coupling"
+
+    middle: FloatArray = array("covariates")
+    reach: FloatArray = array("covariates", positive=True)
+    scores: FloatArray = array("features", "scores")
+    weights: FloatArray = array("latent", "hidden")
+    bias: FloatArray = array("hidden")
+    heads: FloatArray = array("heads", "hidden", "features")
+    head_of: IntArray = array("sites", integer=True)
+    deviation: FloatArray = array("features")
+    share: float
+
+    @classmethod
+    def identity(cls, n_sites: int, n_features: int) -> Self:
+        """Return sites that do nothing."""
+        none, head_of = np.empty(0), np.full(n_sites, -1, dtype=np.intp)
+        scores, weights = np.empty((n_features, 0)), np.empty((1, 0))
+        heads = np.empty((0, 0, n_features))
+        return cls(none, none, scores, weights, none, heads, head_of, np.ones(n_features), 0.0)
 
     @property
-    def active(self) -> bool:
-        """Whether anything is taken out."""
-        return len(self.heads) > 0
+    def is_identity(self) -> bool:
+        """Whether no site does anything."""
+        return not len(self.heads)
 
-    def latent(self, own: FloatArray, c: FloatArray) -> FloatArray:
-        """Return people as points of the sphere, (rows, n)."""
-        return _on_sphere(own @ self.scores, c, self.middle, self.reach)
+    @classmethod
+    def fit(cls, residuals: FloatArray, design: Design, *, wanted: bool | None = None, seed: int = 0) -> Self:
+        """Train the network on residuals (rows, features); ``wanted=None``: if it helps held-out participants."""
+        identity = cls.identity(design.n_sites, residuals.shape[1])
+        rows = _training_rows(design, residuals.shape[1])
+        if wanted is False or not len(rows):
+            return identity
+        design, residuals = design.only(rows), residuals[rows]
+        deviation = np.sqrt(np.maximum(design.weight @ residuals**2 / design.weight.sum(), 1e-12))
+        residuals = np.clip(residuals, -CLIP_AT * deviation, CLIP_AT * deviation)
+        with _one_thread():
+            share = _chosen_share(residuals, design, wanted, seed)
+            if not share:
+                return identity
+            sphere = _Sphere.of(residuals, design.covariates, design.weight)
+            weights, bias, _, heads = _train(_Data.of(residuals, design, sphere), seed)
+        sites = np.unique(design.site)
+        head_of = identity.head_of.copy()
+        head_of[sites] = np.arange(len(sites))
+        heads = share * heads * np.where(sphere.alive, sphere.deviation, 0.0)
+        ranges = sphere.middle, sphere.reach
+        return cls(*ranges, sphere.scores, weights, bias, heads, head_of, deviation, share)
 
-    def part(self, own: FloatArray, c: FloatArray, site: int) -> FloatArray:
-        """Return what a site does to its people, (rows, p)."""
-        head = self.place[site]
-        return np.zeros_like(own) if head < 0 else self._hidden(own, c) @ self.heads[head]
+    def undo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return rows − a f_s(ℓ)."""
+        return rows - self._part(rows, at)
 
-    def with_site(self) -> SiteNetwork:
-        """Return the same with one more site, which does nothing."""
-        return replace(self, place=np.append(self.place, -1))
+    def redo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return rows + a f_s(ℓ)."""
+        return rows + self._part(rows, at)
 
-    def _hidden(self, own: FloatArray, c: FloatArray) -> FloatArray:
-        here, mean = (self.latent(rows, c) @ self.weights + self.bias for rows in (own, np.zeros_like(own)))
-        result: FloatArray = np.tanh(here) - np.tanh(mean)
+    def add_site(self, rows: FloatArray, at: Context) -> Self:
+        """Return the coupling with one more site, which does nothing."""
+        return replace(self, head_of=np.append(self.head_of, -1))
+
+    def latent(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
+        """Return participants as points ℓ of the sphere, (rows, latent)."""
+        return _on_sphere(residuals @ self.scores, covariates, self.middle, self.reach)
+
+    def _part(self, rows: FloatArray, at: Context) -> FloatArray:
+        result = np.zeros_like(rows)
+        if self.is_identity:
+            return result
+        residuals = np.clip(rows - at.predicted, -CLIP_AT * self.deviation, CLIP_AT * self.deviation)
+        units = np.tanh(self.latent(residuals, at.covariates) @ self.weights + self.bias)
+        units -= np.tanh(self.latent(np.zeros_like(residuals), at.covariates) @ self.weights + self.bias)
+        for s in np.unique(at.site):
+            if self.head_of[s] >= 0:
+                some = at.site == s
+                result[some] = units[some] @ self.heads[self.head_of[s]]
         return result
 
 
-def no_network(n_sites: int, p: int) -> SiteNetwork:
-    """Return what does nothing."""
-    none, place = np.empty(0), np.full(n_sites, -1, dtype=np.intp)
-    return SiteNetwork(none, none, np.empty((p, 0)), np.empty((1, 0)), none, np.empty((0, 0, p)), place)
-
-
-def learners(design: Design, p: int) -> IntArray:
-    """Return the rows to learn from: of sites with enough people, and no more than are enough; or none."""
-    if design.n_folds < 2 or not FEATURES <= p <= WIDEST:
+def _training_rows(design: Design, p: int) -> IntArray:
+    """Return the rows of sites with enough participants, at most MAX_ROWS; none where that makes no sense."""
+    if design.n_folds < 2 or not FEATURES[0] <= p <= FEATURES[1]:
         return np.empty(0, dtype=np.intp)
-    rows = design.everybody
-    if len(rows) > ENOUGH:
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:ENOUGH])
-    large = design.people_of(rows) >= FEW
-    rows = rows[large[design.site[rows]]]
-    return rows if large.sum() > 1 else rows[:0]
-
-
-def fit_network(
-    account: Callable[[IntArray | None], FloatArray],
-    design: Design,
-    *,
-    wanted: bool | None = None,
-    seed: int = 0,
-) -> tuple[SiteNetwork, float] | None:
-    """Fit the network to what is the own of :func:`learners`; return it with the share that is taken out.
-
-    ``account`` gives everybody's own, (rows, p), by what was learned of covariances from some rows, or from
-    all. ``wanted=None``: the share that foretells held-out people best, None where that is not sure.
-    """
-    with _alone():
-        amount = _choose(account, design.thirds, wanted, seed)
-        if not amount:
-            return None
-        own = account(None)
-        sphere = _Sphere.of(own, design.c, design.weight)
-        weights, bias, _, heads = _train(_Data.of(own, design, design.everybody, sphere), seed)
-    sites = np.unique(design.site)
-    place = np.full(design.n_sites, -1, dtype=np.intp)
-    place[sites] = np.arange(len(sites))
-    heads = amount * heads * np.where(sphere.alive, sphere.deviation, 0.0)
-    return SiteNetwork(sphere.middle, sphere.reach, sphere.scores, weights, bias, heads, place), amount
+    rows = np.arange(len(design.site))
+    if len(rows) > MAX_ROWS:
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_ROWS])
+    large = np.bincount(design.site[rows], design.weight[rows], design.n_sites) >= MIN_PARTICIPANTS
+    return rows[large[design.site[rows]]] if large.sum() > 1 else rows[:0]
 
 
 def _on_sphere(scores: FloatArray, c: FloatArray, middle: FloatArray, reach: FloatArray) -> FloatArray:
     """Return (cos, sin) of each covariate's angle beside half the scores, at length 1.
 
-    Beyond the range of the people learned from, the nearest of them is what there is to go by.
+    Beyond the range of the training participants the angle stays that of the range's end.
     """
     angle = np.clip((c - middle) / reach, -1, 1) * (np.pi / 2)
     planes = np.hstack([np.cos(angle), np.sin(angle)]) if c.shape[1] else np.ones((len(scores), 1))
-    point = np.hstack([planes / np.sqrt(max(c.shape[1], 1)), scores / 2])  # however many covariates
+    point = np.hstack([planes / np.sqrt(max(c.shape[1], 1)), scores / 2])
     result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
     return result
 
 
 @dataclass(frozen=True, eq=False)
 class _Sphere:
-    """Stage one: the factors in which people differ most, and the covariates' range."""
+    """The factors in which participants differ most, and the covariates' range."""
 
     middle: FloatArray
     reach: FloatArray
     deviation: FloatArray
     axes: FloatArray  # (p, q), orthonormal, in units of the features' deviation
     scores: FloatArray
-    alive: NDArray[np.bool_]  # features of which something is people's own
+    alive: NDArray[np.bool_]  # features that vary beside site and trend
 
     @classmethod
-    def of(cls, own: FloatArray, c: FloatArray, weight: FloatArray) -> _Sphere:
-        covariance = gram(own, own, weight) / weight.sum()
-        alive = np.diag(covariance) > STILL**2
+    def of(cls, residuals: FloatArray, c: FloatArray, weight: FloatArray) -> _Sphere:
+        covariance = gram(residuals, residuals, weight) / weight.sum()
+        alive = np.diag(covariance) > 1e-12
         deviation = np.sqrt(np.where(alive, np.diag(covariance), 1.0))
         values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
         values, vectors = values[::-1], vectors[:, ::-1]
-        # Beyond the largest that chance gives (Marchenko and Pastur), and at least one.
+        # Beyond the largest eigenvalue that chance makes (Marchenko and Pastur), and at least one.
         chance = (1 + np.sqrt(len(values) / weight.sum())) ** 2
-        q = int(np.clip((values > 1.2 * chance).sum(), 1, SCORES))
-        axes = vectors[:, :q]
-        # An eigenvector has no sign of its own; without one the order of the features would decide.
-        axes = axes * np.where((axes**3).sum(axis=0) < 0, -1.0, 1.0)
-        low, high = np.quantile(c, [0.01, 0.99], axis=0)  # one wrong age must not squeeze everybody
+        q = int(np.clip((values > 1.2 * chance).sum(), 1, MAX_SCORES))
+        # An eigenvector's sign is arbitrary; without one the order of the features would decide.
+        axes = vectors[:, :q] * np.where((vectors[:, :q] ** 3).sum(axis=0) < 0, -1.0, 1.0)
+        low, high = np.quantile(c, [0.01, 0.99], axis=0)  # one wrong age must not decide the range
         reach = np.where(high > low, (high - low) / 2, 1.0)
-        scores = axes / np.sqrt(np.maximum(values[:q], STILL**2)) / deviation[:, None]
+        scores = axes / np.sqrt(np.maximum(values[:q], 1e-12)) / deviation[:, None]
         return cls((low + high) / 2, reach, deviation, axes, scores, alive)
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What stage two learns from: points of the sphere, what is beside the scores, sites and weights."""
+    """Points of the sphere, and what is beside the scores: the goal of the network."""
 
     points: FloatArray
-    means: FloatArray  # the points of people with scores of 0
+    means: FloatArray  # the points of scores of 0
     goal: FloatArray
-    site: IntArray
-    weight: FloatArray
+    design: Design
     axes: FloatArray
-    n_sites: int
 
     @classmethod
-    def of(cls, own: FloatArray, design: Design, rows: IntArray, sphere: _Sphere) -> _Data:
-        c, scores = design.c[rows], own[rows] @ sphere.scores
+    def of(cls, residuals: FloatArray, design: Design, sphere: _Sphere) -> _Data:
+        scores = residuals @ sphere.scores
         points, means = (
-            _on_sphere(one, c, sphere.middle, sphere.reach) for one in (scores, np.zeros_like(scores))
+            _on_sphere(each, design.covariates, sphere.middle, sphere.reach)
+            for each in (scores, np.zeros_like(scores))
         )
-        goal = np.where(sphere.alive, own[rows] / sphere.deviation, 0.0)
+        goal = np.where(sphere.alive, residuals / sphere.deviation, 0.0)
         goal -= (goal @ sphere.axes) @ sphere.axes.T
-        return cls(points, means, goal, design.site[rows], design.weight[rows], sphere.axes, design.n_sites)
+        return cls(points, means, goal, design, sphere.axes)
 
 
-def _choose(
-    account: Callable[[IntArray | None], FloatArray],
-    design: Design,
-    wanted: bool | None,
-    seed: int,
-) -> float:
-    """Return the share of the network whose removal leaves least of held-out people unexplained.
-
-    Counted by held-out parts of sites, as features that go together are not so many observations.
-    """
-    gains: list[FloatArray] = []
-    for fit, held in design.folds():
-        own = account(fit)
-        sphere = _Sphere.of(own[fit], design.c[fit], design.weight[fit])
-        learned, judges = (_Data.of(own, design, some, sphere) for some in (fit, held))
-        gains += _held_out_gains(learned, judges, seed)
-        if wanted is None and np.sum(gains, axis=0).max(initial=0.0) <= 0:
+def _chosen_share(residuals: FloatArray, design: Design, wanted: bool | None, seed: int) -> float:
+    """Return the share by the Gaussian log-likelihood of held-out participants of each site."""
+    parts: list[FloatArray] = []
+    for train, held in design.folds():
+        sphere = _Sphere.of(residuals[train], design.covariates[train], design.weight[train])
+        fitted, judged = (_Data.of(residuals[rows], design.only(rows), sphere) for rows in (train, held))
+        parts += _held_out_gains(fitted, judged, seed)
+        if wanted is None and np.sum(parts, axis=0).max(initial=0.0) <= 0:
             return 0.0
-    parts = np.array(gains)
-    best = int(parts.sum(axis=0).argmax())
-    error = parts[:, best].std(ddof=1) * np.sqrt(len(parts))
-    sure = parts[:, best].sum() > SURE * error
-    return float(AMOUNTS[best]) if wanted or sure else 0.0
+    gains = np.array(parts).T
+    return SHARES[1 + int(gains[1:].sum(axis=1).argmax()) if wanted else choose(gains)]
 
 
-def _held_out_gains(fit: _Data, held: _Data, seed: int) -> list[FloatArray]:
-    """Return for each site how much less of its held-out people is unexplained, by amount."""
-    weights, bias, shared, heads = _train(fit, seed)
-    place = dict(zip(np.unique(fit.site).tolist(), heads, strict=True))
-    gains = []
-    for s, rows in enumerate(site_rows(held.site, held.n_sites)):
-        if s not in place:
+def _held_out_gains(fitted: _Data, judged: _Data, seed: int) -> list[FloatArray]:
+    """Return for each site how much more likely its held-out participants are, by share."""
+    weights, bias, shared, heads = _train(fitted, seed)
+    head_of = {int(s): k for k, s in enumerate(np.unique(fitted.design.site))}
+    shares, gains = np.array(SHARES), []
+    for s, rows in enumerate(site_rows(judged.design.site, judged.design.n_sites)):
+        if s not in head_of or not len(rows):
             continue
-        gain = np.zeros(len(AMOUNTS))
-        for part in pieces(len(rows), held.goal.shape[1]):
-            some = rows[part]
-            hidden = np.tanh(held.points[some] @ weights + bias) - np.tanh(held.means[some] @ weights + bias)
-            left, own = held.goal[some] - hidden @ shared, hidden @ place[s]
-            w = held.weight[some]
-            across, square = w @ (left * own).sum(axis=1), w @ (own**2).sum(axis=1)
-            gain += 2 * AMOUNTS * across - AMOUNTS**2 * square
-        gains += [gain] if len(rows) else []
+        units = np.tanh(judged.points[rows] @ weights + bias) - np.tanh(judged.means[rows] @ weights + bias)
+        missed, part = judged.goal[rows] - units @ shared, units @ heads[head_of[s]]
+        w = judged.design.weight[rows]
+        gains.append(shares * (w @ (missed * part).sum(axis=1)) - shares**2 / 2 * (w @ (part**2).sum(axis=1)))
     return gains
 
 
 def _train(data: _Data, seed: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return hidden weights and bias, the last layer that all share, and what sites with people add to it.
+    """Return hidden weights and bias, the last layer that sites share, and what each site adds to it.
 
-    The latter two are off the scores. Least squares by Adam over all rows at once; sites' additions cost as
-    many people's worth as RIDGE says and add up to nothing over people.
+    The latter two are off the scores. Least squares by Adam over all rows at once; sites' additions cost as many
+    equivalent participants as RIDGE says and add up to nothing over participants.
     """
     import torch
 
-    order = np.argsort(data.site, kind="stable")
-    sites, sizes = np.unique(data.site, return_counts=True)
-    share = np.bincount(data.site, weights=data.weight)[sites] / data.weight.sum()
+    site, weights = data.design.site, data.design.weight
+    order = np.argsort(site, kind="stable")
+    sites, sizes = np.unique(site, return_counts=True)
 
-    def tensor(values: FloatArray) -> torch.Tensor:
+    def tensor(values: Any) -> torch.Tensor:
         # In float32 the order of rows would show in the fourth digit.
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
-    points, means, goal, weight = (
-        tensor(values[order]) for values in (data.points, data.means, data.goal, data.weight)
-    )
-    rng = np.random.default_rng(seed_for(seed, "site network"))
-    width = goal.shape[1]
+    points, means, goal, weight = (tensor(v[order]) for v in (data.points, data.means, data.goal, weights))
+    share = tensor(np.bincount(site, weights=weights)[sites] / weights.sum())[:, None, None]
+    rng, width = np.random.default_rng(seed_for(seed, "site network")), goal.shape[1]
     hidden = tensor(rng.standard_normal((points.shape[1], HIDDEN))).requires_grad_()
     bias = tensor(rng.standard_normal(HIDDEN)).requires_grad_()
     shared = tensor(np.zeros((HIDDEN, width))).requires_grad_()
     heads = tensor(np.zeros((len(sites), HIDDEN, width))).requires_grad_()
-    people = tensor(share)[:, None, None]
     adam = torch.optim.Adam([hidden, bias, shared, heads], lr=RATE)
     for _ in range(STEPS):
         units = torch.tanh(points @ hidden + bias) - torch.tanh(means @ hidden + bias)
-        beside = heads - (people * heads).sum(dim=0)
-        told = torch.cat(
-            [part @ head for part, head in zip(units.split(sizes.tolist()), beside, strict=True)]
-        )
-        missed = (weight * (goal - units @ shared - told).square().sum(dim=1)).sum()
-        loss = (missed + RIDGE * (heads.square().sum() + 0.1 * shared.square().sum())) / goal.numel()
+        differences = heads - (share * heads).sum(dim=0)
+        parts = zip(units.split(sizes.tolist()), differences, strict=True)
+        missed = goal - units @ shared - torch.cat([part @ head for part, head in parts])
+        loss = (weight * missed.square().sum(dim=1)).sum()
+        loss = (loss + RIDGE * (heads.square().sum() + 0.1 * shared.square().sum())) / goal.numel()
         adam.zero_grad(set_to_none=True)
         loss.backward()
         adam.step()
     with torch.no_grad():
-        beside = heads - (people * heads).sum(dim=0)
-        found = [one.detach().numpy() for one in (hidden, bias, shared, beside)]
-    last, own = (layer - (layer @ data.axes) @ data.axes.T for layer in found[2:])
-    return found[0], found[1], last, own
+        differences = heads - (share * heads).sum(dim=0)
+    hidden_, bias_, *layers = (one.detach().numpy() for one in (hidden, bias, shared, differences))
+    last, added = (layer - (layer @ data.axes) @ data.axes.T for layer in layers)
+    return hidden_, bias_, last, added
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Train on one thread, for these matrices are too small for more, whatever torch is set to outside."""
     import torch
 

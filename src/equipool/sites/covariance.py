@@ -1,102 +1,216 @@
-"""What sites mix: the covariance of what is people's own, brought from a site's to the pool's."""
+r"""Each site's covariance of residuals, relative to the pool's.
+
+With the pooled covariance :math:`\Sigma = C^\top C` and whitened residuals :math:`w = W e`, a site makes
+
+.. math:: T_s(m + e) = m + C^\top A_s^{1/2} W e, \qquad
+          A_s = \frac{n_s}{n_s + k}\,\hat A_s + \frac{k}{n_s + k}\,I,
+
+where :math:`\hat A_s` is the covariance of the site's whitened residuals and :math:`k`, in equivalent
+participants, shrinks it to the pool's. The larger :math:`k`, the less is removed. The value with which held-out
+participants are most likely is taken, and none (:math:`k = \infty`) where no covariance helps them.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool.sites.design import Design
+from equipool.sites.effect import Context, SiteEffect, array, choose
 from equipool.sites.passes import gram, site_rows
 
-__all__ = ["WIDEST_MIXING", "choose_mixing", "directions", "roots", "squared_length"]
+__all__ = ["Covariance"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-MIXINGS = (10.0, 30.0, 100.0, 200.0, 400.0, 1000.0, 3000.0, 10000.0)
-MARGIN = 0.015  # of the best held-out cost, for the mixing
-WIDEST_MIXING = 2000  # features; beyond, covariances are left as they are
+SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0)  # k, the simplest first
+MAX_FEATURES = 2000  # beyond, covariances are left as they are
+CLIP_AT = 4.0  # standard deviations; a failed value does not change a participant's other features
 
 
-def roots(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the square root and its inverse of the residuals' covariance, shrunk to its diagonal."""
+@dataclass(frozen=True, eq=False)
+class Covariance(SiteEffect):
+    """The map above, with a site's covariance as principal directions in whitened residuals.
+
+    Attributes
+    ----------
+    whiten, colour
+        W (features, dimensions) and C (dimensions, features), each the other's inverse on its range.
+    vectors, values
+        The sites' directions (directions, dimensions) and the shrunk variances along them (directions,).
+    start
+        (sites+1,): where each site's directions begin.
+    rest
+        (sites,): the variance in all directions off these.
+    deviation
+        (features,): standard deviation of residuals.
+    shrinkage
+        k.
+    """
+
+    name: ClassVar[str] = "covariance"
+
+    whiten: FloatArray = array("features", "dimensions")
+    colour: FloatArray = array("dimensions", "features")
+    vectors: FloatArray = array("directions", "dimensions")
+    values: FloatArray = array("directions", positive=True)
+    start: IntArray = array("sites+1", integer=True)
+    rest: FloatArray = array("sites", positive=True)
+    deviation: FloatArray = array("features")
+    shrinkage: float
+
+    @classmethod
+    def identity(cls, n_sites: int, n_features: int) -> Self:
+        """Return sites whose covariances are the pool's."""
+        none = np.empty((0, 0))
+        start = np.zeros(n_sites + 1, dtype=np.intp)
+        empty = np.empty((n_features, 0))
+        return cls(empty, empty.T, none, np.empty(0), start, np.ones(n_sites), np.ones(n_features), np.inf)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether no site's covariance differs."""
+        return not np.isfinite(self.shrinkage)
+
+    @classmethod
+    def fit(cls, residuals: FloatArray, design: Design, *, shrinkage: float | None = None) -> Self:
+        """Estimate it from residuals (rows, features); ``shrinkage=None``: chosen on held-out participants."""
+        n_sites, p = design.n_sites, residuals.shape[1]
+        identity = cls.identity(n_sites, p)
+        if n_sites < 2 or not 2 <= p <= MAX_FEATURES or shrinkage == np.inf:
+            return identity
+        deviation = np.sqrt(np.maximum(design.weight @ residuals**2 / design.weight.sum(), 1e-12))
+        clipped = np.clip(residuals, -CLIP_AT * deviation, CLIP_AT * deviation)
+        if shrinkage is None:
+            shrinkage = _chosen_shrinkage(clipped, design)
+        if not np.isfinite(shrinkage):
+            return identity
+        whiten, colour = _roots(clipped, design.weight)
+        white, n, parts = clipped @ whiten, design.n_participants, []
+        for s, rows in enumerate(site_rows(design.site, n_sites)):
+            parts.append(_directions(white[rows], design.weight[rows], n[s], shrinkage))
+        return cls(
+            whiten,
+            colour,
+            np.vstack([vectors for vectors, _ in parts]),
+            np.concatenate([values for _, values in parts]),
+            np.cumsum([0, *(len(values) for _, values in parts)]).astype(np.intp),
+            shrinkage / (n + shrinkage),
+            deviation,
+            float(shrinkage),
+        )
+
+    def undo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return the values with the pool's covariance."""
+        return self._multiplied(rows, at, -0.5)
+
+    def redo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return the values with the site's covariance."""
+        return self._multiplied(rows, at, 0.5)
+
+    def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return − ½ log |A_s|."""
+        log_values, length = np.log(self.values), np.diff(self.start)
+        along = np.array([log_values[a:b].sum() for a, b in zip(self.start, self.start[1:], strict=False)])
+        determinant = along + (self.whiten.shape[1] - length) * np.log(self.rest)
+        total: FloatArray = -0.5 * determinant[at.site]
+        return total
+
+    def add_site(self, rows: FloatArray, at: Context) -> Self:
+        """Estimate a site's covariance from its rows."""
+        if self.is_identity:
+            return replace(self, start=np.append(self.start, self.start[-1]), rest=np.append(self.rest, 1.0))
+        n, residuals = len(rows), self._clipped(np.nan_to_num(rows - at.predicted))
+        vectors, values = np.empty((0, self.whiten.shape[1])), np.empty(0)
+        rest = 1.0
+        if n > 2:
+            white = (residuals - residuals.mean(axis=0)) @ self.whiten
+            vectors, values = _directions(white, np.ones(n), n, self.shrinkage)
+            rest = self.shrinkage / (n + self.shrinkage)
+        return replace(
+            self,
+            vectors=np.vstack([self.vectors, vectors]),
+            values=np.append(self.values, values),
+            start=np.append(self.start, self.start[-1] + len(values)),
+            rest=np.append(self.rest, rest),
+        )
+
+    def _clipped(self, residuals: FloatArray) -> FloatArray:
+        return np.clip(residuals, -CLIP_AT * self.deviation, CLIP_AT * self.deviation)
+
+    def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
+        """Multiply clipped residuals by A_s to a power; what was clipped is added again."""
+        if self.is_identity:
+            return rows
+        clipped = self._clipped(rows - at.predicted)
+        white, result = clipped @ self.whiten, rows.copy()
+        for s in np.unique(at.site):
+            some, part = at.site == s, slice(self.start[s], self.start[s + 1])
+            vectors, rest = self.vectors[part], self.rest[s] ** power
+            factors = self.values[part] ** power - rest
+            change = (rest - 1) * white[some] + ((white[some] @ vectors.T) * factors) @ vectors
+            result[some] += change @ self.colour
+        return result
+
+
+def _roots(residuals: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return W and C of the pooled covariance, its correlations shrunk after Ledoit and Wolf."""
     from sklearn.covariance import ledoit_wolf_shrinkage
 
     covariance = gram(residuals, residuals, weight) / weight.sum()
-    spread = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
-    alpha = max(float(ledoit_wolf_shrinkage(residuals / spread, assume_centered=True)), 0.02)
-    correlation = covariance / np.outer(spread, spread)
-    correlation = (1 - alpha) * correlation + alpha * np.eye(len(spread))
-    values, vectors = np.linalg.eigh(correlation)
+    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+    alpha = max(float(ledoit_wolf_shrinkage(residuals / deviation, assume_centered=True)), 0.02)
+    correlation = (1 - alpha) * covariance / np.outer(deviation, deviation)
+    values, vectors = np.linalg.eigh(correlation + alpha * np.eye(len(deviation)))
     values = np.maximum(values, 1e-6)
-    # Not symmetric in the features' own units, but each is the other's inverse, which is all that is needed.
-    root = (vectors * np.sqrt(values)) @ vectors.T * spread
-    unroot = ((vectors / np.sqrt(values)) @ vectors.T) / spread[:, None]
-    return root, unroot
+    colour = (vectors * np.sqrt(values)) @ vectors.T * deviation
+    whiten = ((vectors / np.sqrt(values)) @ vectors.T) / deviation[:, None]
+    return whiten, colour
 
 
-def directions(
-    white: FloatArray, weight: FloatArray, people: float, mixing: float
+def _directions(
+    white: FloatArray, weight: FloatArray, n: float, shrinkage: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return a site's principal directions in whitened residuals and their shrunk variances."""
-    rows = white * np.sqrt(weight)[:, None]
-    # The smaller of the two Gram matrices: people by people, or features by features.
-    if len(rows) < rows.shape[1]:
-        own, left = np.linalg.eigh(rows @ rows.T)
-        kept = own > 1e-12 * max(own.max(initial=0.0), 1e-300)
-        vectors = (rows.T @ left[:, kept] / np.sqrt(own[kept])).T
-    else:
-        own, right = np.linalg.eigh(rows.T @ rows)
-        kept = own > 1e-12 * max(own.max(initial=0.0), 1e-300)
-        vectors = right.T[kept]
-    share = people / (people + mixing)
-    return vectors, share * own[kept] / max(people, 1e-12) + (1 - share)
+    """Return a site's principal directions (r, dimensions) and the shrunk variances along them (r,)."""
+    vectors, squares = _principal(white * np.sqrt(weight)[:, None])
+    return vectors, (squares + shrinkage) / (n + shrinkage)
 
 
-def choose_mixing(white: FloatArray, design: Design) -> float:
-    """Return the least weight of the pool that costs held-out people next to nothing.
+def _principal(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the right singular vectors of rows and the squared singular values, by the smaller Gram matrix."""
+    wide = len(rows) < rows.shape[1]
+    squares, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    kept = squares > 1e-12 * max(squares.max(initial=0.0), 1e-300)
+    squares, vectors = squares[kept], vectors[:, kept]
+    return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
 
-    The cost is ‖Σ_s(k) − Σ_held‖², up to a constant, summed over sites: the least k within a margin of the
-    best removes as much of the site as the people at hand can bear (docs/experiments.md).
-    """
-    design = design.thirds
-    candidates = np.array([*MIXINGS, np.inf])
-    total = np.zeros(len(candidates))
-    width = white.shape[1]
-    for own in site_rows(design.site, design.n_sites):
-        rows, weight, fold = white[own], design.weight[own], design.fold[own]
-        rows *= np.sqrt(weight)[:, None]
-        for k in range(design.n_folds):
-            fit, held = rows[fold != k], rows[fold == k]
-            people, judges = weight[fold != k].sum(), weight[fold == k].sum()
-            if people < 2 or not judges:
+
+def _chosen_shrinkage(residuals: FloatArray, design: Design) -> float:
+    """Return k by the log-likelihood of held-out participants of each site."""
+    likelihoods: list[list[float]] = []
+    for train, held in design.folds():
+        whiten, _ = _roots(residuals[train], design.weight[train])
+        sites = [site_rows(design.site[rows], design.n_sites) for rows in (train, held)]
+        for fitted, judged in zip(*sites, strict=True):
+            if not len(judged):
                 continue
-            size, square, across = _traces(fit, held)
-            share = people / (people + candidates)
-            rest = 1 - share
-            length = share**2 * square / people**2 + 2 * share * rest * size / people + rest**2 * width
-            total += judges * length - 2 * (share * across / people + rest * (held**2).sum())
-    best = total.min()
-    if not total.any():
-        return float(np.inf)  # nobody to judge by
-    return next(
-        k for k, cost in zip(candidates.tolist(), total, strict=True) if cost <= best + MARGIN * abs(best)
-    )
-
-
-def _traces(a: FloatArray, b: FloatArray) -> tuple[float, float, float]:
-    """Return tr(AᵀA), tr((AᵀA)²) and tr(AᵀA BᵀB), by whichever Gram matrices are smaller."""
-    if len(a) < a.shape[1]:
-        return float((a**2).sum()), float(((a @ a.T) ** 2).sum()), float(((a @ b.T) ** 2).sum())
-    gram = a.T @ a
-    return float(np.trace(gram)), float((gram**2).sum()), float((gram * (b.T @ b)).sum())
-
-
-def squared_length(
-    white: FloatArray, vectors: FloatArray, values: FloatArray, *, rest: float
-) -> tuple[FloatArray, float]:
-    """Return squared lengths under a covariance of few directions, and its log determinant."""
-    along = (white @ vectors.T) ** 2
-    apart = np.maximum((white**2).sum(axis=1) - along.sum(axis=1), 0.0)
-    determinant = np.log(values).sum() + (white.shape[1] - len(values)) * np.log(rest)
-    return along @ (1 / values) + apart / rest, float(determinant)
+            a, b = train[fitted], held[judged]
+            n, white = design.weight[a].sum(), residuals[b] @ whiten
+            vectors, squares = _principal((residuals[a] @ whiten) * np.sqrt(design.weight[a])[:, None])
+            along, total = (
+                design.weight[b] @ (white @ vectors.T) ** 2,
+                design.weight[b] @ (white**2).sum(axis=1),
+            )
+            count, dimensions = design.weight[b].sum(), white.shape[1]
+            part = [-0.5 * float(total)]
+            for k in SHRINKAGES[1:]:
+                values, rest = (squares + k) / (n + k), k / (n + k)
+                determinant = np.log(values).sum() + (dimensions - len(values)) * np.log(rest)
+                distance = along @ (1 / values) + (total - along.sum()) / rest
+                part.append(-0.5 * float(distance + count * determinant))
+            likelihoods.append(part)
+    return SHRINKAGES[choose(np.array(likelihoods).T)] if likelihoods else float(np.inf)

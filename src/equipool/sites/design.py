@@ -1,4 +1,4 @@
-"""Who stands where in a table of several sites, and values that many people share."""
+"""Which rows belong to which site, participant and fold, and what a regression allows for."""
 
 from __future__ import annotations
 
@@ -8,80 +8,83 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ATOM_WHOLE", "Design", "find_atoms"]
+__all__ = ["Design", "find_point_masses"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-ATOM_KEPT, ATOM_WHOLE = 0.05, 0.5  # shares of people with one and the same value, see find_atoms
-ATOM_STANDS_OUT = 3.0  # times as many people as the next most common value
+POINT_MASS = 0.05  # least share of rows with one value
+POINT_MASS_RATIO = 3.0  # times as many rows as the next most common value
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Who stands where: site numbers, covariates, what else to allow for, weights and folds of people."""
+    """What is known of each row.
+
+    Attributes
+    ----------
+    site
+        (rows,): site index.
+    covariates
+        (rows, K): what is kept.
+    target
+        (rows, E): columns of a target to allow for when shifts are estimated; E = 0 without one.
+    weight
+        (rows,): 1 over the number of rows of the participant.
+    fold
+        (rows,): folds of participants, for choices on held-out ones.
+    n_sites
+        Number of sites; some may have no row.
+    """
 
     site: IntArray
-    c: FloatArray
-    extra: FloatArray
+    covariates: FloatArray
+    target: FloatArray
     weight: FloatArray
     fold: IntArray
     n_sites: int
 
     @property
-    def everybody(self) -> IntArray:
-        """All rows."""
-        return np.arange(len(self.site))
-
-    @property
     def n_folds(self) -> int:
-        """How many parts people were dealt to."""
+        """Number of folds."""
         return int(self.fold.max()) + 1
 
     @property
-    def people(self) -> FloatArray:
-        """How many people, not rows, each site has."""
-        return self.people_of(self.everybody)
-
-    def people_of(self, rows: IntArray) -> FloatArray:
-        """Return how many people each site has among rows."""
-        count = np.bincount(self.site[rows], weights=self.weight[rows], minlength=self.n_sites)
-        return count.astype(np.float64)
+    def n_participants(self) -> FloatArray:
+        """Participants, not rows, of each site."""
+        return np.bincount(self.site, weights=self.weight, minlength=self.n_sites)
 
     def only(self, rows: IntArray) -> Design:
-        """Return the same for some rows; sites keep their numbers."""
-        parts = {name: getattr(self, name)[rows] for name in ("site", "c", "extra", "weight", "fold")}
+        """Return the design of some rows; sites keep their indices."""
+        parts = {
+            name: getattr(self, name)[rows] for name in ("site", "covariates", "target", "weight", "fold")
+        }
         return replace(self, **parts)
 
-    @property
-    def thirds(self) -> Design:
-        """The same with people dealt to three parts, for choices that need no more."""
-        return replace(self, fold=self.fold % 3) if self.n_folds > 3 else self
-
     def folds(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Give the rows to fit on and the rows to judge by, of sites that were fitted."""
+        """Yield rows to fit on and held-out rows of sites that were fitted."""
         for fold in range(self.n_folds):
-            fit = np.flatnonzero(self.fold != fold)
-            seen = np.bincount(self.site[fit], minlength=self.n_sites) > 0
-            yield fit, np.flatnonzero((self.fold == fold) & seen[self.site])
+            train = np.flatnonzero(self.fold != fold)
+            seen = np.bincount(self.site[train], minlength=self.n_sites) > 0
+            yield train, np.flatnonzero((self.fold == fold) & seen[self.site])
 
 
-def find_atoms(ordered: FloatArray) -> FloatArray:
-    """Return for each feature, sorted, the value that many people share, NaN where there is none.
+def find_point_masses(ordered: FloatArray) -> FloatArray:
+    """Return for each sorted feature the value that many rows share, such as a volume of 0, or NaN.
 
-    Such a value (no lesion, volume 0) says "nothing here", not a measurement: moved by its site's shift it
-    would become a different number at each site, from which anybody could tell the site. It is kept.
+    Such a value is no measurement: shifted by its site, it would become a different number at each site, and
+    give the site away. It is kept as it is.
     """
-    atoms = np.full(ordered.shape[1], np.nan)
-    length = max(int(np.ceil(ATOM_KEPT * len(ordered))), 5)
+    values_at = np.full(ordered.shape[1], np.nan)
+    length = max(int(np.ceil(POINT_MASS * len(ordered))), 5)
     if len(ordered) < length:
-        return atoms
-    # A value with a share of people fills a run of the sorted column, so its ends are equal.
+        return values_at
+    # A value with this share of rows fills a run of the sorted column, whose ends are equal.
     runs = ordered[length - 1 :] == ordered[: len(ordered) - length + 1]
     for k in np.flatnonzero(runs.any(axis=0)):
         values, counts = np.unique(ordered[:, k], return_counts=True)
-        most, next_most = np.sort(np.append(counts, 0))[[-1, -2]]
-        # Rounded numbers repeat too, but then their neighbours do so as often.
-        if most >= ATOM_STANDS_OUT * next_most:
-            atoms[k] = values[counts.argmax()]
-    return atoms
+        largest, second = np.sort(np.append(counts, 0))[[-1, -2]]
+        # Rounded numbers repeat too, but their neighbours do so as often.
+        if largest >= POINT_MASS_RATIO * second:
+            values_at[k] = values[counts.argmax()]
+    return values_at

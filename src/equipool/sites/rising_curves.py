@@ -1,8 +1,10 @@
-"""Rising curves by maximum likelihood, for each site and feature: height at the first knot and slopes at all.
+r"""Rising curves by maximum likelihood, for each site and feature.
 
-curve_s(v) = trend(covariates) + a standard Gaussian. The likelihood is concave in heights, slopes and the
-trend's coefficients together, and is made of sums over people: Newton's method finds the one optimum in a few
-steps, whatever the number of rows.
+.. math:: g_s(v) = m(c) + e, \qquad e \sim N(0, 1),
+
+where :math:`g_s` is given by its height at the first knot and its slopes at all, linear between them. The
+likelihood is concave in heights, slopes and the trend's coefficients together, and made of sums over
+participants: Newton's method finds the one optimum in a few steps, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -20,49 +22,49 @@ __all__ = [
     "HATS",
     "KNOTS",
     "Sums",
-    "cost",
-    "fall",
+    "curve_at",
+    "curve_slope",
+    "inverse_curve",
+    "log_loss",
     "newton",
     "pool_curve",
-    "rise",
-    "slope",
     "sums_of",
 ]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-KNOTS = np.linspace(-2.5, 2.5, 6)  # in deviations of the feature over people
+KNOTS = np.linspace(-2.5, 2.5, 6)  # in standard deviations of the feature
 STEP = float(KNOTS[1] - KNOTS[0])
 CURVE = 1 + len(KNOTS)  # numbers of a curve
 SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
-CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over people
-NOBODY = 0.5  # people spread over the knots, so that slopes stay above 0 where nobody is
+CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over rows
+PRIOR_COUNT = 0.5  # participants spread over the knots, so that slopes stay above 0 where there is nobody
 ROUNDS = 30
 
 
-# -- sums over people --------------------------------------------------------------------------------------
+# -- sums over participants --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What the likelihood needs of people, by site.
+    """What the likelihood needs of each site's participants.
 
     With J the integrals of the hats at the knots beside a 1, so that a curve is J @ (height, slopes), and B
     the trend's basis: ``jj`` (sites, p, m, m), ``jb`` (sites, p, m, q), ``bb`` (sites, q, q), ``cells``
-    (sites, p, cells), how many people lie in each, and ``people`` (sites,).
+    (sites, p, cells), how many participants lie in each, and ``n`` (sites,).
     """
 
     jj: FloatArray
     jb: FloatArray
     bb: FloatArray
     cells: FloatArray
-    people: FloatArray
+    n: FloatArray
 
-    def with_nobody(self) -> Sums:
+    def with_prior_counts(self) -> Sums:
         """Return the same with a little weight at each knot."""
         cells = self.cells.copy()
-        cells[..., -len(KNOTS) :] += NOBODY / len(KNOTS)
+        cells[..., -len(KNOTS) :] += PRIOR_COUNT / len(KNOTS)
         return replace(self, cells=cells)
 
     def sum_of_sites(self) -> Sums:
@@ -71,12 +73,12 @@ class Sums:
 
 
 def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> Sums:
-    """Add people up by site; v is of these rows."""
+    """Return the sums of each site; v is of these rows."""
     n_sites, p, q, m = design.n_sites, v.shape[1], basis.shape[1], CURVE
     jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
     bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, len(HATS)))
-    for s, own in enumerate(site_rows(design.site[rows], n_sites)):
-        for some in (own[piece] for piece in pieces(len(own), p * m)):
+    for s, of_site in enumerate(site_rows(design.site[rows], n_sites)):
+        for some in (of_site[piece] for piece in pieces(len(of_site), p * m)):
             w, b = design.weight[rows[some]], basis[rows[some]]
             j = _integrals(v[some])  # (p, m, rows)
             weighted = j * w
@@ -84,7 +86,7 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
             jb[s] += weighted @ b
             bb[s] += (b * w[:, None]).T @ b
             cells[s] += _counts(v[some], w)
-    return Sums(jj, jb, bb, cells, design.people_of(rows))
+    return Sums(jj, jb, bb, cells, np.bincount(design.site[rows], design.weight[rows], n_sites))
 
 
 def _integrals(v: FloatArray) -> FloatArray:
@@ -105,7 +107,7 @@ def _integrals(v: FloatArray) -> FloatArray:
 def _hats() -> FloatArray:
     """Return the hats in the middle of each cell and at each knot, (cells + knots, knots).
 
-    Beyond the outer knots is one cell. At knots there are no people, but a little weight that keeps slopes
+    Beyond the outer knots is one cell. At knots there is nobody, but a little weight that keeps slopes
     above 0.
     """
     middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
@@ -118,7 +120,7 @@ PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
 
 
 def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return how many people lie in each cell, (p, cells)."""
+    """Return how many participants lie in each cell, (p, cells)."""
     p = v.shape[1]
     last = CELLS * (len(KNOTS) - 1)
     cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, last).astype(np.intp) + 1
@@ -130,10 +132,10 @@ def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
 # -- the likelihood and its optimum ------------------------------------------------------------------------
 
 
-def cost(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
-    """Return how unlikely people are, (sites, p), but for a constant; the trend is (p, q)."""
-    told = sums.jb @ trend[None, :, :, None]
-    quadratic = (curves[..., None, :] @ (sums.jj @ curves[..., None] - 2 * told))[..., 0, 0]
+def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
+    """Return minus the log-likelihood up to a constant, (sites, p); the trend is (p, q)."""
+    predicted = sums.jb @ trend[None, :, :, None]
+    quadratic = (curves[..., None, :] @ (sums.jj @ curves[..., None] - 2 * predicted))[..., 0, 0]
     quadratic += np.einsum("pq,sqr,pr->sp", trend, sums.bb, trend)
     rising: FloatArray = (sums.cells * np.log(curves[..., 1:] @ HATS.T)).sum(axis=-1)
     return 0.5 * quadratic - rising
@@ -170,16 +172,16 @@ def newton(
     start: FloatArray | None = None,
     trend: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the likeliest curves (sites, p, m) and trend (p, q).
+    """Return the curves (sites, p, m) and trend (p, q) of the largest penalised likelihood.
 
     Slopes are drawn to those of the prior, (p, m), in proportion, and heights to its height, by so many
-    people's worth (stiffness, one or one for each feature). ``penalty`` is that on the trend's coefficients,
-    for each person.
+    equivalent participants (stiffness, one or one for each feature). ``penalty`` is that on the trend's coefficients,
+    for each participant.
     """
     n_sites, p, m, q = sums.jb.shape
     pull = np.reshape(stiffness, (-1, 1, 1)) * _pull(prior, smooth)
-    sums = sums.with_nobody()
-    penalty = penalty * sums.people.sum()
+    sums = sums.with_prior_counts()
+    penalty = penalty * sums.n.sum()
     curves = np.broadcast_to(prior, (n_sites, p, m)).copy() if start is None else start
     trend = np.zeros((p, q)) if trend is None else trend
     inner = sums.bb.sum(axis=0) + np.diag(penalty)
@@ -187,13 +189,13 @@ def newton(
     def objective(curves: FloatArray, trend: FloatArray) -> FloatArray:
         apart = curves - prior
         drawn = 0.5 * np.einsum("spm,pmn,spn->p", apart, pull, apart)
-        result: FloatArray = cost(sums, curves, trend).sum(axis=0) + drawn + 0.5 * trend**2 @ penalty
+        result: FloatArray = log_loss(sums, curves, trend).sum(axis=0) + drawn + 0.5 * trend**2 @ penalty
         return result
 
     value = objective(curves, trend)
     for _ in range(ROUNDS):
         step, turn, decrement = _newton_step(sums, curves, trend, pull, prior, inner)
-        moving = decrement > 1e-6 * sums.people.sum()
+        moving = decrement > 1e-6 * sums.n.sum()
         if not moving.any():
             break
         # Slopes stay above 0, features are apart from one another: each goes as far as it can.
@@ -248,7 +250,7 @@ def _heights(curve: FloatArray) -> FloatArray:
     return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
 
 
-def slope(v: FloatArray, curve: FloatArray) -> FloatArray:
+def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' slopes at v (rows, p)."""
     k = _interval(v)
     low, high = _ends(k, curve)
@@ -267,7 +269,7 @@ def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
     return curve[each, 1 + k], curve[each, 2 + k]
 
 
-def rise(v: FloatArray, curve: FloatArray) -> FloatArray:
+def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' heights at v (rows, p)."""
     k = _interval(v)
     low, high = _ends(k, curve)
@@ -276,7 +278,7 @@ def rise(v: FloatArray, curve: FloatArray) -> FloatArray:
     return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
 
 
-def fall(y: FloatArray, curve: FloatArray) -> FloatArray:
+def inverse_curve(y: FloatArray, curve: FloatArray) -> FloatArray:
     """Return where the curves have the heights y (rows, p)."""
     heights = _heights(curve)
     k = sum((y >= height).astype(np.intp) for height in heights.T[1:-1])

@@ -1,0 +1,181 @@
+r"""The protocol of site effects, their composition, and the one rule by which effects are chosen.
+
+A measurement at site :math:`s` is :math:`z = T_s(m(c) + e)`: the trend :math:`m` of the covariates :math:`c`,
+the participant's residual :math:`e`, and what the site does, :math:`T_s = T_s^{(1)} \circ \dots \circ
+T_s^{(k)}`. Each :math:`T_s^{(j)}` is a :class:`SiteEffect`: an invertible map of values, given the trend's
+prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the innermost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Composition", "Context", "SiteEffect", "array", "choose", "exceeds"]
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
+
+STANDARD_ERRORS = 2.0  # by which held-out log-likelihood must rise for an effect to enter
+
+
+# -- selection ---------------------------------------------------------------------------------------------
+
+
+def exceeds(
+    gains: FloatArray, *, tests: int = 1, standard_errors: float = STANDARD_ERRORS
+) -> NDArray[np.bool_]:
+    """Say where gains (..., parts) of held-out log-likelihood add up to more than two standard errors.
+
+    Parts are the held-out participants of one site and fold. Features that are correlated are no independent
+    observations, so gains are summed over features first. Several ``tests`` have Bonferroni's threshold.
+    """
+    from scipy.stats import norm
+
+    parts = gains.shape[-1]
+    if parts < 2:
+        return np.zeros(gains.shape[:-1], dtype=bool)
+    threshold = float(norm.isf(norm.sf(standard_errors) / tests))
+    error = gains.std(axis=-1, ddof=1) * np.sqrt(parts)
+    return np.asarray(gains.sum(axis=-1) > threshold * error)
+
+
+def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERRORS) -> int:
+    """Return the simplest candidate that the best one does not exceed by so many standard errors.
+
+    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the simplest,
+    which is to leave the effect out, to the most flexible.
+    """
+    if log_likelihoods.shape[1] < 2:
+        return 0
+    best = log_likelihoods[int(log_likelihoods.sum(axis=1).argmax())]
+    return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=standard_errors))[0])
+
+
+# -- effects -----------------------------------------------------------------------------------------------
+
+
+def array(*dimensions: str, positive: bool = False, integer: bool = False) -> Any:
+    """Declare a field that is an array, with the names of its dimensions, for saving and for checks at load.
+
+    ``"sites"`` and ``"features"`` are the model's, ``"sites+1"`` is one more; other names have one length
+    throughout an effect.
+    """
+    return field(metadata={"dimensions": dimensions, "positive": positive, "integer": integer})
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What an effect may depend on beside the values: site index (rows,), covariates (rows, K), trend (rows, p)."""
+
+    site: IntArray
+    covariates: FloatArray
+    predicted: FloatArray
+
+    def __getitem__(self, rows: Any) -> Context:
+        return Context(self.site[rows], self.covariates[rows], self.predicted[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class SiteEffect(ABC):
+    """An invertible map T_s of values, one for each site; ``rows`` below are (rows, features).
+
+    Subclasses are frozen dataclasses whose arrays are declared by :func:`array`, with a classmethod ``fit`` that
+    estimates the effect from values out of which the outer effects are undone.
+    """
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def identity(cls, n_sites: int, n_features: int) -> Self:
+        """Return the effect of sites that do nothing."""
+
+    @property
+    @abstractmethod
+    def is_identity(self) -> bool:
+        """Whether no site does anything."""
+
+    @abstractmethod
+    def undo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return T_s⁻¹(rows): values without this effect."""
+
+    @abstractmethod
+    def redo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return T_s(rows): the inverse of :meth:`undo`."""
+
+    def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return log |∂ undo(rows) / ∂ rows|, (rows,); 0 by default."""
+        return np.zeros(len(rows))
+
+    @abstractmethod
+    def add_site(self, rows: FloatArray, at: Context) -> Self:
+        """Return the effect with one more site, estimated from its rows with everything else as it is.
+
+        Cells that are NaN were not measured and are left out.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Effects in order, the outermost first."""
+
+    effects: tuple[SiteEffect, ...]
+
+    def __iter__(self) -> Any:
+        return iter(self.effects)
+
+    def __getitem__(self, name: str) -> Any:
+        return next(effect for effect in self.effects if effect.name == name)
+
+    @property
+    def active(self) -> Sequence[SiteEffect]:
+        """Effects that do something."""
+        return [effect for effect in self.effects if not effect.is_identity]
+
+    def undo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return values as the pool would have measured them."""
+        for effect in self.active:
+            rows = effect.undo(rows, at)
+        return rows
+
+    def redo(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return values as the site would have measured them: the inverse of :meth:`undo`."""
+        for effect in reversed(self.active):
+            rows = effect.redo(rows, at)
+        return rows
+
+    def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return log |∂ undo(rows) / ∂ rows|, (rows,)."""
+        total = np.zeros(len(rows))
+        for effect in self.active:
+            total += effect.log_det(rows, at)
+            rows = effect.undo(rows, at)
+        return total
+
+    def add_site(self, rows: FloatArray, at: Context) -> Composition:
+        """Return the effects with one more site, each estimated from rows without the outer ones."""
+        effects = []
+        for effect in self.effects:
+            added = effect.add_site(rows, at)
+            effects.append(added)
+            if not added.is_identity:
+                rows = added.undo(rows, at)
+        return Composition(tuple(effects))
+
+    def with_effect(self, effect: SiteEffect) -> Composition:
+        """Return the same with another effect of that name."""
+        return replace(self, effects=tuple(effect if e.name == effect.name else e for e in self.effects))
+
+
+# -- saving ------------------------------------------------------------------------------------------------
+
+
+def state_of(effect: Any) -> dict[str, Any]:
+    """Return an effect's fields by name."""
+    return {f.name: getattr(effect, f.name) for f in fields(effect)}
