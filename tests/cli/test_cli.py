@@ -67,7 +67,7 @@ def test_a_wrong_call_exits_with_2(arguments):
 def test_help_and_import_do_not_load_torch():
     code = (
         "import sys, equipool, equipool.cli.app\n"
-        "try: equipool.cli.main(['--help'])\n"
+        "try: equipool.cli.app.main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'pandas', 'sklearn') if m in sys.modules], file=sys.stderr)"
     )

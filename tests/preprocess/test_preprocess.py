@@ -351,7 +351,7 @@ def test_an_interrupted_run_leaves_nothing_half_written(bids, tmp_path, monkeypa
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_write", lambda head, brain: write_and_stop(head.brain, b"x" * 20))
+        patch.setattr(folders, "_write", lambda head, brain: write_and_stop(head.files["brain"], b"x" * 20))
         assert main(["preprocess", str(bids), str(out), *FLAGS]) == 130
     assert list(out.rglob("sub-*.*")) + list(out.rglob(".*")) == []
     assert main(["preprocess", str(bids), str(out), *FLAGS]) == 0

@@ -31,10 +31,8 @@ from equipool.exceptions import EquipoolError, EquipoolWarning
 from equipool.parallel import cluster
 from equipool.version import __version__
 
-__all__ = ["main"]
-
 WIDTH = 80
-WRONG_CALL, OUR_FAULT, INTERRUPTED, READER_LEFT = 2, 3, 130, 128 + 13
+WRONG_CALL, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 2, 3, 130, 128 + 13
 
 COMMANDS = (
     demo,
@@ -73,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (EquipoolError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            return _reader_left()
+            return _pipe_closed()
         print(f"equipool: {_sentence(error)}", file=sys.stderr)
         return WRONG_CALL
     except KeyboardInterrupt:
@@ -176,7 +174,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         "--version", action="version", version=f"equipool {__version__}", help=argparse.SUPPRESS
     )
     commands = parser.add_subparsers(
-        title="commands (equipool COMMAND --help tells more)",
+        title="commands (equipool COMMAND --help says more)",
         prog="equipool",
         required=True,
         metavar="COMMAND",
@@ -184,8 +182,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     )
     for command in COMMANDS:
         command.add(commands)
-    for own in commands.choices.values():
-        own.shorten_usage()
+    for command_parser in commands.choices.values():
+        command_parser.shorten_usage()
     return parser, commands.choices
 
 
@@ -213,7 +211,7 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-def _reader_left() -> int:
+def _pipe_closed() -> int:
     """Return what a command in a pipe returns whose reader (head, less) left early: not a verdict."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_LEFT
+    return PIPE_CLOSED

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add", "run"]
-
 HOW = """\
 bash:  eval "$(equipool completion bash)"           in ~/.bashrc
 zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit

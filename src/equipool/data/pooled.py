@@ -153,7 +153,9 @@ class PooledDataset:
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
         if paths is not None and len(paths) != len(site):
-            raise InputError(f"site has {len(site)} values for {plural(len(paths), 'image')}; give one for each.")
+            raise InputError(
+                f"site has {len(site)} values for {plural(len(paths), 'image')}; give one for each."
+            )
         if like is not None:
             arrays = {"covariate_names": like.covariate_names, **arrays}
             arrays |= {"levels": like._levels(), "task": like.task}
