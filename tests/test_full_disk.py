@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "people.csv"
-    ep.simulate_table(people=40).pool.to_frame().to_csv(path, index=False)
+    ep.simulate_table(people=30, features=4).pool.to_frame().to_csv(path, index=False)
     return path
 
 

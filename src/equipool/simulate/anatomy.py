@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -146,6 +147,7 @@ class Anatomy:
         return field / field.norm(dim=0).max().clamp_min(1e-12)
 
 
+@cache
 def _tissues(average: int) -> tuple[NDArray[np.float32], FloatArray, float]:
     """Return grey matter, white matter and fluid of the template, their corner and voxel size in mm."""
     from nilearn.datasets import load_mni152_gm_template, load_mni152_template, load_mni152_wm_template
