@@ -1,4 +1,4 @@
-"""What does not stand in the way of pooling but should be known before: the warnings and notes."""
+"""Warnings and notes: what does not stand in the way of pooling, but matters."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Inputs:
     @classmethod
     def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
         """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
-        features = pd.DataFrame(index=range(len(site))) if X is None else _as_frame(X, "X", prefix="x")
+        features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
         covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
         for name, values in {"site": site, "covariates": covariates, "y": y, "ids": ids}.items():
             if values is not None and len(values) != len(features):
@@ -123,7 +123,7 @@ class Inputs:
                     f"{name} has {len(values)} values but X has {len(features)} rows; "
                     f"give one value of {name} for each row of X."
                 )
-        C = _as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
+        C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
         names = arrays.get("covariate_names")
         if names is not None:
             names = _as_names(names)
@@ -302,7 +302,7 @@ def parse_labels(values: Any) -> ObjectArray:
 
 def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
     """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
-    frame = _as_frame(values, "covariates", "c")
+    frame = as_frame(values, "covariates", "c")
     if isinstance(values, pd.DataFrame):
         require_columns(frame, names)
         frame = frame[list(names)]
@@ -364,18 +364,18 @@ def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, list[TextCell]]:
 
 
 def _covariates(
-    frame: pd.DataFrame, known: Mapping[str, Levels] | None = None
+    frame: pd.DataFrame, given: Mapping[str, Levels] | None = None
 ) -> tuple[FloatArray, tuple[Levels, ...], list[TextCell]]:
     """Parse covariates; two text levels (such as F and M) become 0 and 1 in alphabetical order.
 
-    ``known`` has the levels that an earlier pool gave to each covariate; they are kept.
+    ``given`` has the levels that each covariate has in an earlier pool.
     """
     values = np.empty(frame.shape, dtype=np.float64)
     all_levels: list[Levels] = []
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         numbers, text = _numbers(frame[[name]])
-        levels = _text_levels(frame[name], text) if known is None else known.get(name)
+        levels = _text_levels(frame[name], text) if given is None else given.get(name)
         all_levels.append(levels)
         if levels is None:
             values[:, k] = numbers[:, 0]
@@ -455,7 +455,7 @@ def _series(values: Any) -> pd.Series[Any]:
     return pd.Series(array)
 
 
-def _as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
+def as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
     """Return a frame with text column names from a frame, a series or an array."""
     if isinstance(values, pd.DataFrame):
         return values.reset_index(drop=True).rename(columns=str)

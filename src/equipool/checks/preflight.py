@@ -32,7 +32,7 @@ MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 @dataclass(frozen=True, eq=False)
 class PreflightReport:
-    """What was found before pooling; ``print(report)`` shows it.
+    """The findings before pooling; ``print(report)`` shows it.
 
     Attributes
     ----------

@@ -188,7 +188,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a command; our own warnings are printed as sentences, without the line of code that gave them."""
+    """Run a command; warnings of equipool are printed as sentences, without their line of code."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -203,7 +203,7 @@ def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Names
 
 
 def _sentence(error: Exception) -> str:
-    """Return an error's words; of the system's own, which file and what it says of it."""
+    """Return an error's words; of an error of the system, the file and what is wrong with it."""
     if isinstance(error, OSError) and not isinstance(error, EquipoolError) and error.filename:
         return (
             f"{error.filename} cannot be used ({error.strerror}); choose another path, or change its rights."
@@ -212,6 +212,6 @@ def _sentence(error: Exception) -> str:
 
 
 def _pipe_closed() -> int:
-    """Return what a command in a pipe returns whose reader (head, less) left early: not a verdict."""
+    """Return the exit code of a command whose pipe was closed, by head or less: not a verdict."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED

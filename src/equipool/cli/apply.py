@@ -28,20 +28,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "also give codes, and predictions where the model was fitted with a target. Covariates are taken "
         "from the columns of the fit, and estimated from the data where there are none.",
     )
-    command.add_argument(
-        "model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote"
-    )
-    command.add_argument(
-        "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
-    )
-    options.add_out(command)
-    command.add_argument(
+    option = command.add_argument
+    option("model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote")
+    option("table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table")
+    options.add_common(command, "out")
+    option(
         "--site",
         metavar="COLUMN",
         help="the site (default: guessed); with none, images give codes and predictions alone",
     )
-    command.add_argument("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
-    command.add_argument(
+    option("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
+    option(
         "--unseen-site",
         choices=("error", "pooled", "adapt"),
         default="error",
@@ -49,8 +46,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "from them (default: error)",
     )
     options.add_images(command)
-    options.add_dry_run(command)
-    options.add_json(command)
+    options.add_common(command, "dry-run", "json")
     command.set_defaults(
         go_on="What was half done is taken away again; the same command starts anew.",
         command=run,

@@ -22,7 +22,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Fit every method with several seeds and evaluate it on held-out participants. Runs that "
         "are there already are kept, so that a killed benchmark goes on where it stopped.",
     )
-    command.add_argument(
+    option = command.add_argument
+    option(
         "datasets",
         nargs="+",
         metavar="DATASET",
@@ -32,8 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "simulated-OVERLAP, simulated-joint-OVERLAP",
     )
     options.add_roles(command)
-    command.add_argument("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
-    command.add_argument(
+    option("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
+    option(
         "--methods",
         nargs="+",
         default=["all"],
@@ -41,23 +42,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours; of "
         "harmonizers raw, combat, combat-gam, covbat, ours and others",
     )
-    command.add_argument(
+    option(
         "--seeds",
         "--splits",
         type=int,
         help="with which everything is repeated; for images, random splits (default: 3, of images 5)",
     )
-    command.add_argument(
-        "--quick", action="store_true", help="one seed and a third of the training, to see the whole path"
-    )
-    options.add_out(command)
-    options.add_jobs(command, "runs")
-    command.add_argument("--fresh", action="store_true", help="run everything anew")
-    command.add_argument(
-        "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
-    )
-    options.add_dry_run(command)
-    options.add_scheduler(command)
+    option("--quick", action="store_true", help="one seed and a third of the training, to see the whole path")
+    options.add_common(command, "out", "jobs")
+    option("--fresh", action="store_true", help="run everything anew")
+    option("--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)")
+    options.add_common(command, "dry-run", "scheduler")
     command.set_defaults(
         command=run, go_on="Runs that are done are kept; run the same command again to go on."
     )

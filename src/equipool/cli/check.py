@@ -20,15 +20,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Look at a table before anything is fitted: sites, overlap of covariates, confounding, "
         "bad values; where there are images, every one of them. Ends with a verdict.",
     )
-    command.add_argument(
-        "table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images"
-    )
+    option = command.add_argument
+    option("table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images")
     options.add_roles(command)
     options.add_images(command)
-    options.add_missing(command)
-    options.add_json(command)
-    command.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
-    command.add_argument(
+    options.add_common(command, "missing", "json")
+    option("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
+    option(
         "--write-config",
         type=Path,
         metavar="FILE",

@@ -19,9 +19,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="List the datasets of the benchmark, or fetch some into the cache (the folder that the "
         "environment variable EQUIPOOL_CACHE names, else the user's own).",
     )
-    command.add_argument("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
-    command.add_argument("names", nargs="*", metavar="DATASET", help="fetch: such as german")
-    options.add_json(command)
+    option = command.add_argument
+    option("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
+    option("names", nargs="*", metavar="DATASET", help="fetch: such as german")
+    options.add_common(command, "json")
     command.set_defaults(command=run, go_on="Files that were fetched are kept; run it again to go on.")
 
 

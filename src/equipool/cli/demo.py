@@ -11,12 +11,11 @@ from equipool.cli import options
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser("demo", help="a simulated pool of three scanners: see what equipool does")
-    command.add_argument(
-        "--out", type=Path, default=Path("equipool-demo"), metavar="DIR", help="where to write"
-    )
-    command.add_argument("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
-    options.add_seed(command)
-    command.add_argument("--force", action="store_true", help="overwrite an earlier demo in DIR")
+    option = command.add_argument
+    option("--out", type=Path, default=Path("equipool-demo"), metavar="DIR", help="where to write")
+    option("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
+    options.add_common(command, "seed")
+    option("--force", action="store_true", help="overwrite an earlier demo in DIR")
     command.set_defaults(command=run, go_on="Run it again with --force.")
 
 

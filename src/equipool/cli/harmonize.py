@@ -39,36 +39,30 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Fit on all rows, and write harmonized images as a BIDS derivative with codes that are "
         "invariant to the site, or the harmonized table; `equipool apply` applies the model to new rows.",
     )
-    command.add_argument(
-        "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
-    )
-    options.add_out(command)
+    option = command.add_argument
+    option("table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table")
+    options.add_common(command, "out")
     options.add_roles(command)
     options.add_images(command)
-    options.add_missing(command)
-    command.add_argument(
+    options.add_common(command, "missing")
+    option(
         "--statmap",
         metavar="COLUMN",
         help="images: also t-maps of this column, covariates adjusted, before and after",
     )
-    command.add_argument(
+    option(
         "--encoder",
         choices=("components", "linear", "resnet"),
         default="components",
         help="images: what learns the codes; resnet, the paper's, takes hours without a GPU "
         "(default: components)",
     )
-    command.add_argument("--steps", type=int, default=1500, help="images: of training (default: 1500)")
-    options.add_seed(command)
-    command.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)"
-    )
-    command.add_argument("--no-report", action="store_true", help="leave out the report, which takes a while")
-    command.add_argument(
-        "--fresh", action="store_true", help="images: train anew, whatever a killed run has done"
-    )
-    options.add_dry_run(command)
-    options.add_json(command)
+    option("--steps", type=int, default=1500, help="images: of training (default: 1500)")
+    options.add_common(command, "seed")
+    option("--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)")
+    option("--no-report", action="store_true", help="leave out the report, which takes a while")
+    option("--fresh", action="store_true", help="images: train anew, whatever a killed run has done")
+    options.add_common(command, "dry-run", "json")
     command.set_defaults(
         command=run,
         go_on="What was half written is taken away again; the same command goes on with the training.",

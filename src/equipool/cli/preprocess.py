@@ -25,13 +25,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "resampling and intensity normalisation of every T1-weighted image, in parallel.",
         epilog=EPILOG,
     )
-    command.add_argument("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
-    options.add_preset(command)
-    command.add_argument("out", metavar="OUT", type=Path, help="where the derivative is written")
-    command.add_argument(
+    option = command.add_argument
+    option("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
+    options.add_common(command, "preset")
+    option("out", metavar="OUT", type=Path, help="where the derivative is written")
+    option(
         "--resolution", type=float, default=2.0, metavar="MM", help="voxel size of the result (default: 2)"
     )
-    command.add_argument(
+    option(
         "--skip",
         nargs="+",
         action="extend",
@@ -40,19 +41,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="STEP",
         help="leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
     )
-    command.add_argument(
+    option(
         "--brain-extracted",
         action="store_true",
         help="the images have no skull: the brain is where they are not 0",
     )
     for name in ENTITIES:
-        command.add_argument(
-            f"--{name}", metavar="LABEL", help=f"only images with this {name} in their names"
-        )
-    options.add_jobs(command, "heads")
-    options.add_scheduler(command)
-    command.add_argument("--fresh", action="store_true", help="do heads again that are there already")
-    options.add_dry_run(command)
+        option(f"--{name}", metavar="LABEL", help=f"only images with this {name} in their names")
+    options.add_common(command, "jobs", "scheduler")
+    option("--fresh", action="store_true", help="do heads again that are there already")
+    options.add_common(command, "dry-run")
     command.set_defaults(command=run, go_on="What is done is kept; run the same command again to go on.")
 
 

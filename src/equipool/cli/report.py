@@ -43,19 +43,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
         "BEFORE.csv --after AFTER.csv.",
     )
-    command.add_argument(
-        "table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured"
-    )
-    command.add_argument("--after", type=Path, metavar="FILE", help="the harmonized table")
-    command.add_argument(
+    option = command.add_argument
+    option("table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured")
+    option("--after", type=Path, metavar="FILE", help="the harmonized table")
+    option(
         "--out",
         type=Path,
         metavar="FILE",
         help="the page to write (default: report.html, in the folder or here)",
     )
-    command.add_argument("--seed", type=int, default=0, help="of the folds (default: 0)")
+    option("--seed", type=int, default=0, help="of the folds (default: 0)")
     options.add_roles(command)
-    options.add_json(command)
+    options.add_common(command, "json")
     command.set_defaults(command=run, go_on="Nothing was written; run it again.")
 
 
@@ -139,7 +138,7 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
-    """Return the harmonized table in the order of the other, with the columns that it left out."""
+    """Return the harmonized table in the order of the other, with the columns that it does not have."""
     after = after.rename(columns=str)
     id = arguments.id
     if id:
@@ -175,7 +174,7 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
 def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
     """Compare numbers as numbers, since programs write 34 as 34.0 and round; anything else as text.
 
-    Sites' numbers are names, which nobody rounds: these are compared ``exactly``.
+    Sites' numbers are names, which are not rounded: these are compared ``exactly``.
     """
     import numpy as np
     import pandas as pd

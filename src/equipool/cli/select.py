@@ -17,15 +17,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "tolerance of the best accuracy, the one from which a classifier predicts the site worst. A killed "
         "search goes on where it stopped. The result is for `equipool benchmark --settings FILE`.",
     )
-    command.add_argument("dataset", metavar="DATASET", help="german or adult")
-    command.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
-    command.add_argument("--trials", type=int, default=20, help="settings tried a method (default: 20)")
-    command.add_argument(
+    option = command.add_argument
+    option("dataset", metavar="DATASET", help="german or adult")
+    option("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    option("--trials", type=int, default=20, help="settings tried a method (default: 20)")
+    option(
         "--tolerance", type=float, default=0.05, help="share of the best accuracy given up (default: 0.05)"
     )
-    options.add_out(command)
-    options.add_jobs(command, "fits")
-    options.add_scheduler(command)
+    options.add_common(command, "out", "jobs", "scheduler")
     command.set_defaults(
         command=run, go_on="Trials that are done are kept; run the same command again to go on."
     )

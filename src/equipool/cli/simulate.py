@@ -30,33 +30,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Write brains that age and fall ill as measured by different scanners, the same brains "
         "without a scanner, and the true effects: something to try methods on.",
     )
-    command.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
-    command.add_argument(
+    option = command.add_argument
+    option("out", metavar="OUT", type=Path, help="the folder to write")
+    option(
         "--like",
         choices=("adni", "adcp", "custom"),
         default="adni",
         help="scanners and sample counts of the paper's datasets, or your own counts (default: adni)",
     )
-    command.add_argument(
-        "--people", type=int, nargs="+", metavar="N", help="custom: participants of each site"
-    )
-    command.add_argument(
+    option("--people", type=int, nargs="+", metavar="N", help="custom: participants of each site")
+    option(
         "--patients",
         type=int,
         nargs="+",
         metavar="N",
         help="custom: how many of them are ill (default: 40 %%)",
     )
-    command.add_argument(
-        "--overlap", type=float, help="of the sites' ages, 0 to 1 (default: that of the dataset)"
-    )
-    command.add_argument(
-        "--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)"
-    )
-    options.add_seed(command)
-    options.add_jobs(command, "brains")
-    command.add_argument("--force", action="store_true", help="overwrite an earlier simulation in OUT")
-    options.add_json(command)
+    option("--overlap", type=float, help="of the sites' ages, 0 to 1 (default: that of the dataset)")
+    option("--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)")
+    options.add_common(command, "seed", "jobs")
+    option("--force", action="store_true", help="overwrite an earlier simulation in OUT")
+    options.add_common(command, "json")
     command.set_defaults(
         command=run, go_on="What was half done is deleted again; the same command starts anew."
     )

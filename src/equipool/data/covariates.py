@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from equipool.checks.inputs import as_numbers, parse_labels
+from equipool.checks.inputs import as_frame, as_numbers, parse_labels
 from equipool.exceptions import InputError
 
 
@@ -58,21 +57,14 @@ def covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = 
     """Return covariates as a frame; values without names take those of the fit, by position."""
     if covariates is None:
         return pd.DataFrame(index=range(rows))
-    if isinstance(covariates, (pd.DataFrame, dict)):
-        frame = pd.DataFrame(covariates).reset_index(drop=True).rename(columns=str)
-        if names == ("c0",) and frame.shape[1] == 1:
-            frame.columns = list(names)
-    elif isinstance(covariates, pd.Series):
-        name = names[0] if names is not None and len(names) == 1 else str(covariates.name or "c0")
-        frame = covariates.reset_index(drop=True).to_frame(name)
-    else:
-        array = np.asarray(covariates)
-        array = array[:, None] if array.ndim == 1 else array
-        if names is not None and array.shape[1] != len(names):
+    named = isinstance(covariates, (pd.DataFrame, dict))
+    frame = as_frame(pd.DataFrame(covariates) if named else covariates, "covariates", "c")
+    if names is not None and (not named or (names == ("c0",) and frame.shape[1] == 1)):
+        if frame.shape[1] != len(names):
             raise InputError(
-                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {array.shape[1]}."
+                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {frame.shape[1]}."
             )
-        frame = pd.DataFrame(array, columns=list(names or (f"c{k}" for k in range(array.shape[1]))))
+        frame.columns = list(names)
     if len(frame) != rows:
         raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
     return frame

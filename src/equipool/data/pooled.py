@@ -55,7 +55,7 @@ class Covariate:
         return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
 
     def unscaled(self, values: ArrayLike) -> Any:
-        """Return values in the covariate's own unit."""
+        """Return values in the covariate's unit."""
         return np.asarray(values, dtype=np.float64) * self.scale + self.centre
 
 
@@ -80,7 +80,7 @@ class PooledDataset:
     sites
         The sites' names, in order.
     C
-        Covariates (rows, K) in their own units; :attr:`scaled` has them in [−1, 1].
+        Covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1].
     covariates
         Name, unit and scale of each.
     ids
@@ -212,8 +212,8 @@ class PooledDataset:
         else:
             covariates = like.covariates
         # The sites of the pool that these rows are like come first.
-        known = () if like is None else like.sites
-        sites = (*known, *(name for name in inputs.sites if name not in known))
+        first = () if like is None else like.sites
+        sites = (*first, *(name for name in inputs.sites if name not in first))
         place = {name: k for k, name in enumerate(sites)}
         ids = inputs.ids
         if ids is None:
@@ -279,7 +279,7 @@ class PooledDataset:
         return np.array(self.sites, dtype=object)[self.site]
 
     def covariate(self, name: str) -> FloatArray:
-        """Return one covariate by name, in its own unit."""
+        """Return one covariate by name, in its unit."""
         if name not in self.covariate_names:
             near = difflib.get_close_matches(name, self.covariate_names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {list(self.covariate_names)}."
@@ -344,7 +344,7 @@ class PooledDataset:
         mask = np.ones(len(self), dtype=bool)
         if sites is not None:
             chosen = [str(name) for name in ([sites] if np.isscalar(sites) else sites)]
-            _require_known("site", chosen, self.sites)
+            _require_names("site", chosen, self.sites)
             mask &= np.isin(self.site_labels.astype(str), chosen)
         if target is not None:
             mask &= self._has_target(target)
@@ -359,7 +359,7 @@ class PooledDataset:
         if self.task == "number":
             return np.asarray(self.y == target)
         label = f"{target:g}" if isinstance(target, float) else str(target)
-        _require_known("class", [label], sorted(set(self.y)))
+        _require_names("class", [label], sorted(set(self.y)))
         return np.asarray(self.y == label)
 
     # -- splitting -----------------------------------------------------------------------------------------
@@ -421,8 +421,8 @@ def _covariates_of(inputs: Inputs, units: Mapping[str, str]) -> tuple[Covariate,
     )
 
 
-def _require_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _require_names(what: str, names: Sequence[str], there: Sequence[str]) -> None:
     """Raise an error that says which names there are, where one is not among them."""
     for name in names:
-        if name not in known:
-            raise InputError(f"The pool has no {what} {name!r}; it has {listed(known, shown=12)}.")
+        if name not in there:
+            raise InputError(f"The pool has no {what} {name!r}; it has {listed(there, shown=12)}.")

@@ -211,7 +211,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Say in our own words why a text file cannot be read."""
+    """Say in a sentence why a text file cannot be read."""
     try:
         with warnings.catch_warnings():
             # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
@@ -246,9 +246,9 @@ def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
     names = _names(path, delimiter)
     if len(names) == 1:
         for mark in (mark for mark in ",\t;|" if mark in names[0]):
-            found = _names(path, mark)
-            if len(found) > len(names):
-                names, delimiter = found, mark
+            split = _names(path, mark)
+            if len(split) > len(names):
+                names, delimiter = split, mark
     double = sorted(name for name, count in Counter(names).items() if count > 1 and name)
     if double:
         raise InputError(

@@ -22,15 +22,7 @@ from equipool.data.tables import write_table
 from equipool.exceptions import EquipoolError, InputError, first_line
 from equipool.files import file_sha256, read_json, write_json, write_whole
 from equipool.parallel import fan_out
-from equipool.preprocess.heads import (
-    SPACE,
-    Brain,
-    Steps,
-    preprocess_head,
-    read_head,
-    require_extra,
-    template,
-)
+from equipool.preprocess.heads import SPACE, Brain, Steps, preprocess_head, read_head, require_extra, template
 from equipool.preprocess.mosaic import mosaic
 from equipool.progress import Progress, duration, say
 

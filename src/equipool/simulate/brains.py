@@ -114,33 +114,33 @@ class SimulatedBrains:
     def __len__(self) -> int:
         return len(self.people)
 
-    def traits(self, person: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
+    def traits(self, participant: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
         """Return what makes a participant's brain, at another age or stage of the disease if asked."""
-        row = self.hidden.iloc[person]
-        age = self.people["age"].iloc[person] if age is None else age
+        row = self.hidden.iloc[participant]
+        age = self.people["age"].iloc[participant] if age is None else age
         atrophy = row["atrophy"] if atrophy is None else atrophy
-        return Traits((self.seed, 1, person), age + row["brain_age_gap"], atrophy, row["size"])
+        return Traits((self.seed, 1, participant), age + row["brain_age_gap"], atrophy, row["size"])
 
-    def clean(self, person: int, **changes: float) -> Volume:
+    def clean(self, participant: int, **changes: float) -> Volume:
         """Return a participant's volume without a scanner: even contrast, no blur, no noise."""
-        return _contrasted(self.anatomy.brain(self.traits(person, **changes)), CLEAN_CONTRAST)
+        return _contrasted(self.anatomy.brain(self.traits(participant, **changes)), CLEAN_CONTRAST)
 
-    def scan(self, person: int) -> Volume:
+    def scan(self, participant: int) -> Volume:
         """Return a participant's volume as the scanner of their site gives it."""
-        return self.both(person)[0]
+        return self.both(participant)[0]
 
-    def both(self, person: int) -> tuple[Volume, Volume]:
+    def both(self, participant: int) -> tuple[Volume, Volume]:
         """Return a participant's scan and clean volume, with the brain made once."""
-        tissues = self.anatomy.brain(self.traits(person))
-        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[person])]
-        return self.image(tissues, scanner, person), _contrasted(tissues, CLEAN_CONTRAST)
+        tissues = self.anatomy.brain(self.traits(participant))
+        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[participant])]
+        return self.image(tissues, scanner, participant), _contrasted(tissues, CLEAN_CONTRAST)
 
-    def image(self, tissues: Tensor, scanner: Scanner, person: int | None = None) -> Volume:
+    def image(self, tissues: Tensor, scanner: Scanner, participant: int | None = None) -> Volume:
         """Return what a scanner makes of a brain; without a participant, its typical scan free of noise."""
         from scipy.ndimage import gaussian_filter
 
-        rng = np.random.default_rng(0 if person is None else (self.seed, 2, person))
-        vary = 0.0 if person is None else 1.0
+        rng = np.random.default_rng(0 if participant is None else (self.seed, 2, participant))
+        vary = 0.0 if participant is None else 1.0
         contrast = tuple(c * (1 + vary * 0.01 * rng.normal()) for c in scanner.contrast)
         step = float(self.anatomy.affine[0, 0])
         volume = gaussian_filter(_contrasted(tissues, contrast), scanner.blur / step)
@@ -213,16 +213,16 @@ class SimulatedBrains:
         self._write_truth(out / "derivatives" / "truth")
         # Threads: torch and numpy leave the interpreter to others, and the template is not copied.
         parallel = Parallel(n_jobs=jobs, prefer="threads", return_as="generator_unordered")
-        tasks = (delayed(self._write_person)(out, k) for k in range(len(self)))
+        tasks = (delayed(self._write_participant)(out, k) for k in range(len(self)))
         yield from (done for done, _ in enumerate(parallel(tasks), start=1))
         write_description(out, "Simulated brains of equipool", "simulate", License="CC0")
         write_table(out / "participants.tsv", self.people)
 
-    def _write_person(self, out: Path, person: int) -> None:
-        label = self.people["participant_id"].iloc[person].removeprefix("sub-")
+    def _write_participant(self, out: Path, participant: int) -> None:
+        label = self.people["participant_id"].iloc[participant].removeprefix("sub-")
         entities = {"sub": label, "space": "MNI152NLin2009cAsym", "res": f"{self.anatomy.affine[0, 0]:g}"}
         folders = {"brain": out, "clean": out / "derivatives" / "truth"}
-        for (desc, folder), volume in zip(folders.items(), self.both(person), strict=True):
+        for (desc, folder), volume in zip(folders.items(), self.both(participant), strict=True):
             path = image_path({**entities, "desc": desc, "suffix": "T1w"})
             write_volume(folder / path, volume, self.anatomy.affine, mni=True)
 
