@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: demo test docs venv browser lint types layers tests fuzz clean
+.PHONY: demo test test-all docs venv browser lint types layers tests fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into .venv and run the main job on data the package makes itself"
-	@echo "make test   install and run lint, types, import layers, doctests and tests"
+	@echo "make test   install and run lint, types, import layers, doctests and quick tests"
+	@echo "make test-all  the same with the slow tests"
 	@echo "make docs   build the documentation with its examples into docs/_build/html"
 	@echo "make fuzz   thousands of damaged tables, images and models (slow)"
 	@echo "make venv   install only"
@@ -32,6 +33,9 @@ demo: venv
 	$(BIN)/equipool demo --out equipool-demo --force
 
 test: lint types layers tests
+
+test-all: lint types layers browser
+	$(BIN)/python -m pytest -m 'not fuzz'
 
 # -W: a warning fails the build. Nothing is downloaded.
 docs: venv

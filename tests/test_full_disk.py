@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "people.csv"
-    ep.simulate_table(people=40).pool.to_frame().to_csv(path, index=False)
+    ep.simulate_table(people=30, features=4).pool.to_frame().to_csv(path, index=False)
     return path
 
 
@@ -53,8 +53,8 @@ def test_a_full_disk(table, tmp_path, call):
 
 
 def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, monkeypatch, capsys):
-    from equipool.cli import outcome_tables as tables
     from equipool.cli.app import main
+    from equipool.data import tables
     from equipool.exceptions import EquipoolError
 
     out = tmp_path / "result"
@@ -64,12 +64,12 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
     (out / "model" / "notes.txt").write_text("mine too")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
-    def no_room(source, folder, frame):
-        raise EquipoolError(f"{folder / 'harmonized.csv'} could not be written: No space left on device.")
+    def no_room(path, frame):
+        raise EquipoolError(f"{path} could not be written: No space left on device.")
 
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "write_like", no_room)
+        patch.setattr(tables, "write_table", no_room)
         assert main(call) == 2
     assert str(out / "harmonized.csv") in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -35,20 +35,7 @@ _PUBLIC = {
     "simulate_table": "equipool.simulate",
 }
 
-__all__ = [
-    "CovariateAction",
-    "EquivariantPooler",
-    "PooledDataset",
-    "SiteHarmonizer",
-    "Volumes",
-    "__version__",
-    "check",
-    "load",
-    "read_bids",
-    "read_table",
-    "simulate_brains",
-    "simulate_table",
-]
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:

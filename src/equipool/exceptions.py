@@ -1,7 +1,5 @@
 """The errors and warnings of equipool, one family that a caller can catch as a whole."""
 
-__all__ = ["EquipoolError", "EquipoolWarning", "InputError", "MissingExtraError"]
-
 
 class EquipoolError(Exception):
     """Base of every error that equipool raises on purpose."""
@@ -17,3 +15,8 @@ class MissingExtraError(EquipoolError, ImportError):
 
 class EquipoolWarning(UserWarning):
     """The result is correct, but the user should know something about it."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of another library's error, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

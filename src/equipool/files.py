@@ -1,22 +1,23 @@
-"""Writing files in one go: a reader sees the old one or the new one, never half of one."""
+"""Files written in one go, so that a reader sees the old one or the new one; hashes; the cache folder."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from equipool.exceptions import EquipoolError
 
-__all__ = ["cache_folder", "file_sha256", "write_whole"]
+__all__ = ["cache_folder", "file_sha256", "read_json", "write_json", "write_whole"]
 
 
 def cache_folder() -> Path:
     """Return where raw files are kept: ``EQUIPOOL_CACHE``, or the user's cache folder."""
-    own = os.environ.get("EQUIPOOL_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(own) if own else base / "equipool"
+    chosen = os.environ.get("EQUIPOOL_CACHE")
+    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipool")
 
 
 def file_sha256(path: Path) -> str:
@@ -26,7 +27,7 @@ def file_sha256(path: Path) -> str:
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:
-    """Write beside the target and rename; on failure nothing is left behind and what was there stays."""
+    """Write beside the target and rename; on failure nothing new remains, and an earlier file is kept."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,3 +45,15 @@ def write_whole(path: Path, content: bytes | str) -> Path:
             f"{path} could not be written: {error.strerror}. Make room there, or choose another folder."
         ) from error
     return path
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> Path:
+    """Write a value as JSON, in one go."""
+    return write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file; ``None`` where there is no file, or none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None

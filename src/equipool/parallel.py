@@ -1,7 +1,6 @@
-"""Fanning work out: over the cores of this machine, or over a Dask cluster, by the same call of joblib.
+"""Tasks in parallel, over the cores of this machine or over a Dask cluster, by the same call of joblib.
 
-A task must find the same files wherever it runs: on several machines, caches and results belong on a shared
-disk, or come back as values.
+A task must find the same files wherever it runs: several machines need caches and results on a shared disk.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ def fan_out(
     from joblib import Parallel, delayed
     from joblib.parallel import get_active_backend
 
-    told = get_active_backend()[1]
-    count = jobs or told or os.cpu_count()
-    parallel = Parallel(n_jobs=count, return_as="generator_unordered")
+    from_context = get_active_backend()[1]
+    parallel = Parallel(n_jobs=jobs or from_context or os.cpu_count(), return_as="generator_unordered")
     try:
         yield from parallel(delayed(_on_one_thread)(task, *item) for item in items)
     except Exception as error:

@@ -1,15 +1,19 @@
-"""How far something is and how long it still takes: one line on a terminal, nothing in a pipe or a log."""
+"""How far a run is and how long it still takes: one line on a terminal, nothing in a pipe or a log."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
-__all__ = ["Progress", "duration", "say"]
+__all__ = ["Progress", "counted", "duration", "replace_line", "say"]
+
+Item = TypeVar("Item")
 
 
 class Progress:
-    """Called with how many are done, says so on stderr with the time left.
+    """A line on stderr with the number of items done and the time remaining.
 
     Parameters
     ----------
@@ -23,18 +27,30 @@ class Progress:
 
     def __call__(self, done: int) -> None:
         """Replace the line."""
-        if sys.stderr.isatty():
-            text = f"{self.what}: {done} of {self.total}, about {duration(self.left(done))} left"
-            end = "\n" if done == self.total else ""
-            print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)
+        text = f"{self.what}: {done} of {self.total}, about {duration(self.remaining(done))} left"
+        replace_line(text, last=done == self.total)
 
-    def left(self, done: int) -> float:
-        """Return the seconds that are left, if the rest goes as what is done."""
+    def remaining(self, done: int) -> float:
+        """Return the seconds that the other items take, at the pace of those done."""
         return (time.perf_counter() - self.start) / done * (self.total - done)
 
 
+def counted(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """Pass items on, and show how many have come."""
+    progress = Progress(what, total)
+    for done, item in enumerate(items, start=1):
+        progress(done)
+        yield item
+
+
+def replace_line(text: str, *, last: bool = False) -> None:
+    """Write one line that replaces itself on a terminal; nothing in a pipe or a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+
+
 def duration(seconds: float) -> str:
-    """Return a time in the unit that people would say it in.
+    """Return a time in a unit of its size.
 
     Examples
     --------
@@ -47,5 +63,5 @@ def duration(seconds: float) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr at once, so that what goes to stdout can be read by a program."""
+    """Print a line on stderr at once, so that stdout holds results alone."""
     print(text, file=sys.stderr, flush=True)

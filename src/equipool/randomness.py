@@ -1,4 +1,4 @@
-"""Randomness: one seed, hashed for each purpose, and noise that belongs to the row and not to the call."""
+"""Randomness: one seed, hashed for each purpose, and noise that is a function of the row."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def seeded(seed: int, *purpose: object) -> Iterator[torch.Generator]:
 def row_noise(rows: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
     """Return standard normal noise (rows, width) that depends on each row's content and the seed alone.
 
-    The same person gets the same noise in any batch, in any order, in any process. Counter-based: the hash of
-    the row is the key, splitmix64 the generator, Box–Muller the transform; all rows at once.
+    A row gets the same noise in any batch, in any order, in any process. It is counter-based: the hash of the
+    row is the key, splitmix64 the generator, Box–Muller the transform.
     """
     weights = np.random.default_rng(seed_for(seed, "row hash")).integers(
         1, 2**63, size=rows.shape[1], dtype=np.uint64

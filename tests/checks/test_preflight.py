@@ -172,6 +172,10 @@ def covariates_of(name):
     return ["age", "months"] if "twice" in name and "covariate" in name else ["age"]
 
 
+def no_json(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_tables_get_one_clear_sentence(name, tmp_path, capsys):
     table, code, level, words = BAD[name]
@@ -180,7 +184,7 @@ def test_bad_tables_get_one_clear_sentence(name, tmp_path, capsys):
     call = ["check", str(path), "--site", "site", "--target", "dx", "--id", "id"]
     call += ["--covariate", *covariates_of(name), "--json"]
     status = main(call)
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out, parse_constant=no_json)
     found = [finding for finding in report["findings"] if finding["code"] == code]
     assert len(found) == 1, [finding["code"] for finding in report["findings"]]
     assert found[0]["level"] == level
@@ -190,12 +194,15 @@ def test_bad_tables_get_one_clear_sentence(name, tmp_path, capsys):
     assert report["ok"] is (level != "error")
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if BAD[name][2] == "error"])
+@pytest.mark.parametrize("name", BAD)
 def test_the_same_sentence_stops_a_pool_from_being_built(name):
-    table, code, _, words = BAD[name]
+    table, code, level, words = BAD[name]
+    report = ep.check(table, site="site", covariates=covariates_of(name), target="dx", id="id")
+    assert str(report).endswith(report.verdict)
+    if level != "error":
+        return
     with pytest.raises(InputError) as caught:
         ep.PooledDataset.from_frame(table, site="site", covariates=covariates_of(name), target="dx", id="id")
-    report = ep.check(table, site="site", covariates=covariates_of(name), target="dx", id="id")
     assert str(caught.value).startswith(report.errors[0].text)
     if report.errors[0].code == code:
         assert all(word in str(caught.value) for word in words)
@@ -230,12 +237,12 @@ def test_imputing_turns_missing_values_into_a_warning():
     assert [f.code for f in report.warnings] == ["missing-values"]
 
 
-def test_overlap_counts_people_in_the_common_range():
+def test_overlap_counts_participants_in_the_common_range():
     table = pd.DataFrame(
         {"site": ["A"] * 4 + ["B"] * 4, "age": [20, 30, 40, 50, 40, 50, 60, 70], "v": np.arange(8.0)}
     )
     report = ep.check(table, site="site", covariates="age")
-    # Common range 40 to 50: two of A's people and two of B's, of eight.
+    # Common range 40 to 50: two of A's participants and two of B's, of eight.
     assert report.overlap["age"].loc["A", "B"] == pytest.approx(0.5)
     assert report.common["age"] == pytest.approx(0.5)
 
@@ -266,13 +273,14 @@ def test_confounding_is_measured_from_none_to_full():
     loose, strong = (ep.check(table, site="site", covariates="age") for table in (free, tied))
     assert loose.confounding["age"] < 0.1
     assert strong.confounding["age"] > 0.8
-    assert loose.readability.balanced_accuracy < 0.65
-    assert strong.readability.balanced_accuracy > 0.95
-    assert strong.readability.chance == 0.5
+    assert loose.site_prediction.balanced_accuracy < 0.65
+    assert strong.site_prediction.balanced_accuracy > 0.95
+    assert strong.site_prediction.chance == 0.5
     assert "confounded" in [f.code for f in strong.warnings]
     assert "strongly tied" in strong.warnings[-1].text
 
 
+@pytest.mark.slow
 def test_chance_is_not_called_confounding():
     """Sites that differ by chance alone: the warning is rare over many draws, the measures stay small."""
     warned, strengths = 0, []
@@ -303,13 +311,6 @@ def test_dates_are_no_numbers():
         ep.check(dated, site="site", covariates="age")
     report = ep.check(dated.drop(columns="age"), site="site", target="dx", id="id")
     assert any("(dates): 'day'" in f.text for f in report.findings)
-
-
-def test_the_report_is_json_whatever_the_table():
-    for table, *_ in BAD.values():
-        report = ep.check(table, site="site", covariates="age", target="dx", id="id")
-        assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["verdict"] == report.verdict
-        assert str(report).endswith(report.verdict)
 
 
 def test_columns_of_text_are_left_out_and_named():
@@ -398,7 +399,7 @@ def test_copied_rows_are_named_and_constant_or_missing_ones_are_not():
 
 
 def test_sites_of_other_units_and_lesions_are_no_failures():
-    """Sites that differ a lot, and features that are 0 in most people, are not called failures."""
+    """Sites that differ a lot, and features that are 0 in most participants, are not called failures."""
     rng = np.random.default_rng(0)
     site = np.repeat(["A", "B"], 40)
     table = pd.DataFrame({"volume": rng.normal(5, 1, 80) * np.where(site == "A", 1, 1000)})

@@ -180,7 +180,7 @@ def test_a_dry_run_tells_and_writes_nothing(brain_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["harmonize", str(brain_folder), "--out", str(out), *ROLES, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "24 people (site1 8, site2 8, site3 8)" in said
+    assert "24 rows (site1 8, site2 8, site3 8)" in said
     assert "23 × 28 × 23 voxels of 8 × 8 × 8 mm" in said
     assert not out.exists()
 
@@ -401,7 +401,7 @@ def test_people_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, 
     assert main([*call, "--statmap", "score"]) == 0
     said = capsys.readouterr().err
     assert "3 rows without a value left out" in said
-    assert "t-map harmonized: 21 people" in said
+    assert "t-map harmonized: 21 participants" in said
 
 
 def test_a_table_of_paths_is_told_of_images(tmp_path, capsys):
@@ -417,7 +417,7 @@ def test_visits_are_told_from_people(tmp_path, capsys):
     rows = [f"p{k // 2},{'ab'[k % 4 // 2]},{60 + k},{k * 7 % 11}" for k in range(24)]
     table.write_text("\n".join(["participant_id,site,age,thickness", *rows]) + "\n")
     assert main(["check", str(table)]) == 0
-    assert "24 rows are visits of 12 people" in capsys.readouterr().err
+    assert "24 rows are visits of 12 participants" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("contrast", "sign"), [("AD - CN", -1), ("CN - AD", 1)])

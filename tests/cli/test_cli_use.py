@@ -294,11 +294,11 @@ def test_help_fits_a_terminal(capsys):
 @pytest.mark.parametrize(
     ("call", "where"),
     [
-        ("harmonize people.csv --out out", "equipool.cli.outcome_tables.write_like"),
+        ("harmonize people.csv --out out", "equipool.data.tables.write_table"),
         ("harmonize bids --out out --steps 2", "equipool.cli.derivative.write_codes"),
         (
             "simulate out --like custom --people 3 3 --resolution 8 --jobs 1",
-            "equipool.simulate.brains.write_whole",
+            "equipool.simulate.brains.write_table",
         ),
     ],
 )
@@ -348,7 +348,7 @@ def test_what_was_in_the_folder_before_stays(here, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     (here / "out").mkdir()
-    monkeypatch.setattr("equipool.cli.outcome_tables.write_whole", fail)
+    monkeypatch.setattr("equipool.data.tables.write_whole", fail)
     assert main(["harmonize", "people.csv", "--out", "out", "--no-report"]) == 2
     assert list((here / "out").iterdir()) == []
     capsys.readouterr()

@@ -238,7 +238,7 @@ def test_adni_keeps_all_groups_when_asked(tmp_path):
         (lambda t: t.assign(**{"Imaging Protocol": "Manufacturer=TOSHIBA"}), "no manufacturer GE.*TOSHIBA"),
         (lambda t: pd.concat([t, t.iloc[:1]]), "several rows of idaSearch.csv for 'I40269'"),
         (lambda t: t.iloc[1:], "1 image without a row in idaSearch.csv: 'I40269'"),
-        (lambda t: t.assign(**{"Research Group": "SMC"}), "Nobody is of the groups 'AD', 'CN'"),
+        (lambda t: t.assign(**{"Research Group": "SMC"}), "No row is of the groups 'AD', 'CN'"),
     ],
 )
 def test_what_adni_needs_is_named(change, words, tmp_path):

@@ -178,6 +178,7 @@ def test_images_take_the_place_of_features(tmp_path):
     assert data.to_frame()["image"].tolist() == frame.t1.tolist()
     again = ep.PooledDataset.from_arrays(images=frame.t1, site=frame.s, covariates=frame.age)
     assert again.images == data.images
+    assert again.feature_names == ()
     frame.loc[1, "t1"] = None
     with pytest.raises(InputError, match="names no image in row 2"):
         ep.PooledDataset.from_frame(frame, site="s", covariates="age", images="t1")
@@ -226,6 +227,10 @@ def test_numeric_targets_are_numbers_and_few_whole_ones_are_classes():
         ),
         (lambda: ep.PooledDataset.from_arrays(np.eye(2), site=["A", "B"], missing="drop"), "missing must be"),
         (lambda: ep.PooledDataset.from_arrays(images=["a", None], site=["A", "B"]), "no image in row 2"),
+        (
+            lambda: ep.PooledDataset.from_arrays(images=["a"], site=["A", "B"]),
+            "2 values for 1 image;",
+        ),
         (lambda: ep.simulate_table(overlap=2), "between 0"),
     ],
 )

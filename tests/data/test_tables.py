@@ -107,8 +107,8 @@ def test_decimal_commas_are_read_as_numbers(tmp_path):
     assert ep.read_table(path, labels=["site"])["age"].tolist() == [20.5, 30.25]
 
 
-def test_twenty_thousand_columns(tmp_path):
+def test_a_table_of_thousands_of_columns(tmp_path):
     path = tmp_path / "t.csv"
-    names = ",".join(f"lh_vertex_{k:05d}" for k in range(20_000))
-    path.write_text(f"{names}\n{','.join(['1'] * 20_000)}\n")
-    assert ep.read_table(path).shape == (1, 20_000)
+    names = ",".join(f"lh_vertex_{k:05d}" for k in range(5_000))
+    path.write_text(f"{names}\n{','.join(['1'] * 5_000)}\n")
+    assert ep.read_table(path).shape == (1, 5_000)

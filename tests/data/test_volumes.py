@@ -12,7 +12,8 @@ from hypothesis.extra.numpy import arrays
 
 from equipool.data import nifti
 from equipool.data import volumes as module
-from equipool.data.volumes import Volumes, check_volumes, write_volume
+from equipool.data.nifti import check_volumes, write_volume
+from equipool.data.volumes import Volumes
 from equipool.exceptions import EquipoolError, EquipoolWarning, InputError
 
 SHAPE = (6, 7, 5)
@@ -132,7 +133,7 @@ def test_arrays_in_memory_behave_like_files(files, cache):
 @pytest.mark.parametrize(
     ("data", "mask", "words"),
     [
-        (np.ones((2, 3, 3)), None, "people, x, y, z"),
+        (np.ones((2, 3, 3)), None, "images, x, y, z"),
         (np.ones((2, 3, 3, 3)), np.ones((3, 3, 2)), "mask has shape"),
         (np.ones((2, 3, 3, 3)), np.zeros((3, 3, 3)), "mask is empty"),
         (np.zeros((2, 3, 3, 3)), None, "No voxel"),
@@ -147,7 +148,7 @@ def test_arrays_that_are_no_images(data, mask, words):
 # -- mask --------------------------------------------------------------------------------------------------
 
 
-def test_the_mask_is_where_half_of_the_people_have_something(tmp_path, cache):
+def test_the_mask_is_where_half_of_the_images_have_something(tmp_path, cache):
     images = [brain(k) for k in range(4)]
     images[0][3, 3, 2] = images[1][3, 3, 2] = images[2][3, 3, 2] = 0
     images[0][4, 4, 2] = images[1][4, 4, 2] = 0
@@ -293,7 +294,7 @@ def test_the_default_place_is_the_user_s_cache(files, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUIPOOL_CACHE", str(tmp_path / "own"))
     Volumes.build(files)
     facts = json.loads(next((tmp_path / "own" / "images").glob("*/facts.json")).read_text())
-    assert facts["people"] == 5
+    assert facts["images"] == 5
     assert [Path(entry["path"]) for entry in facts["files"]] == files
 
 
@@ -498,6 +499,17 @@ def test_arrays_can_be_written_too(tmp_path):
     np.testing.assert_allclose(image.get_fdata(), brain(1), rtol=1e-6)
     np.testing.assert_array_equal(image.affine, AFFINE)
     assert image.header.get_xyzt_units()[0] == "mm"
+
+
+@pytest.mark.parametrize(("mni", "code"), [(False, 2), (True, 4)])
+def test_a_new_image_says_where_it_is(mni, code, tmp_path):
+    mask = brain() > 500
+    image = nibabel.load(write_volume(tmp_path / "m.nii.gz", mask, AFFINE, mni=mni, intent=("estimate",)))
+    assert image.get_data_dtype() == np.uint8
+    assert (image.get_fdata() == mask).all()
+    assert int(image.header["sform_code"]) == code
+    assert image.header.get_intent()[0] == "estimate"
+    np.testing.assert_array_equal(image.affine, AFFINE)
 
 
 @pytest.mark.parametrize(

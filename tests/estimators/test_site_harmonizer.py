@@ -337,7 +337,7 @@ def test_small_sites_and_many_sites():
     site = pool.site_labels.copy()
     site[0] = "lonely"
     given = {"site": site, "covariates": pool.C}
-    with pytest.warns(EquipoolWarning, match=r"1 site with fewer than 3 people \('lonely'\)"):
+    with pytest.warns(EquipoolWarning, match=r"1 site with fewer than 3 participants \('lonely'\)"):
         harmonizer = ep.SiteHarmonizer().fit(pool.X, **given)
     found = harmonizer.transform(pool.X, **given)
     assert np.isfinite(found).all()
@@ -571,7 +571,7 @@ def test_sites_that_are_numbers_are_the_same_in_any_batch(truth):
 
 def test_with_nobody_to_judge_by_covariances_are_left_alone():
     many = ep.simulate_table(sites=[f"s{k}" for k in range(30)], people=2, overlap=1.0).pool
-    with pytest.warns(EquipoolWarning, match="fewer than 3 people"):
+    with pytest.warns(EquipoolWarning, match="fewer than 3 participants"):
         harmonizer = ep.SiteHarmonizer().fit(many.X, site=many.site_labels, covariates=many.C)
     assert harmonizer.model_.mixing == np.inf
 

@@ -1,6 +1,7 @@
 """Preprocessing on heads made from the MNI template, whose truth is known."""
 
 import json
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from equipool.cli.app import main
 from equipool.data.grid import mni_grid
 from equipool.exceptions import InputError, MissingExtraError
 from equipool.preprocess import folder as folders
-from equipool.preprocess.folder import preprocess_folder
+from equipool.preprocess.folder import find_heads, preprocess_folder, preprocess_one
 from equipool.preprocess.heads import (
     SPACE,
     Steps,
@@ -174,6 +175,7 @@ def test_a_brain_beside_the_template_is_refused():
         white_matter_peak(mni.t1, np.zeros_like(mni.mask), mni.white_matter)
 
 
+@pytest.mark.slow
 def test_deepbet_finds_the_brain_in_a_head():
     mni = template(4)
     grown = [ndimage.binary_dilation(mni.mask, iterations=n) for n in (2, 3)]
@@ -242,8 +244,22 @@ def test_what_is_no_head_is_named(tmp_path, values, says):
 # A folder
 
 
-def test_the_result_is_a_bids_derivative(bids, tmp_path):
+@pytest.mark.slow
+def test_heads_are_shared_out_over_processes(bids, tmp_path):
     outcome = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=2)
+    assert list(outcome.facts) == ["sub-0", "sub-1", "sub-2"]
+    assert outcome.failed == {}
+
+
+def test_a_head_can_be_sent_to_a_process(bids, tmp_path):
+    (head, *_) = find_heads(bids, tmp_path / "out", COARSE)
+    sent, facts = preprocess_one(pickle.loads(pickle.dumps(head)))
+    assert sent.files == head.files
+    assert head.read_facts() == json.loads(json.dumps(facts))
+
+
+def test_the_result_is_a_bids_derivative(bids, tmp_path):
+    outcome = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=1)
     assert list(outcome.facts) == ["sub-0", "sub-1", "sub-2"]
     anat = tmp_path / "out" / "sub-1" / "anat"
     stem = f"sub-1_space-{SPACE}_res-8_desc-brain"
@@ -351,7 +367,7 @@ def test_an_interrupted_run_leaves_nothing_half_written(bids, tmp_path, monkeypa
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_write", lambda head, brain: write_and_stop(head.brain, b"x" * 20))
+        patch.setattr(folders, "_write", lambda head, brain: write_and_stop(head.files["brain"], b"x" * 20))
         assert main(["preprocess", str(bids), str(out), *FLAGS]) == 130
     assert list(out.rglob("sub-*.*")) + list(out.rglob(".*")) == []
     assert main(["preprocess", str(bids), str(out), *FLAGS]) == 0

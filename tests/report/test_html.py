@@ -139,7 +139,7 @@ def test_anybody_s_table_is_judged_whatever_its_order(table, folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.iloc[1:], "not of the same people"),
+        (lambda t: t.iloc[1:], "not of the same participants"),
         (lambda t: t.drop(columns="id"), "no column 'id'"),
         (lambda t: t.assign(age=t["age"].iloc[::-1].to_numpy()), "'age' differs"),
         (lambda t: t.assign(age=t["age"] + 1), "matched by 'id'"),

@@ -64,7 +64,7 @@ def test_wrong_cohorts_are_refused():
         simulate_brains("abide")
     with pytest.raises(InputError, match="site2 cannot have 9 patients among 5"):
         custom_cohort([5, 5], [1, 9])
-    with pytest.raises(InputError, match="2 sites with people and 1 with patients"):
+    with pytest.raises(InputError, match="2 sites with participants, 1 with patients"):
         custom_cohort([5, 5], [1])
     with pytest.raises(InputError, match="between 1 and 8 mm"):
         simulate_brains("adni", resolution=20)

@@ -135,7 +135,7 @@ def _search(
         trial.set_user_attr("acc", acc)
         trial.set_user_attr("auc", auc)
         study.tell(trial, [acc, abs(auc - 0.5)])
-        left = progress.left(progress.total - (trials - len(done) - 1))
+        left = progress.remaining(progress.total - (trials - len(done) - 1))
         say(
             f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
             f"about {duration(left)} left for {method}"

@@ -1,197 +1,151 @@
-"""What does not stand in the way of pooling but should be known before: the warnings and notes."""
+"""Warnings and notes: what does not stand in the way of pooling, but matters."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.checks.findings import Finding, listed, plural, rows_text
+from equipool.checks.findings import Finding, listed, plural, warning
 from equipool.checks.inputs import Inputs
-from equipool.checks.overlap import NINE_TENTHS, Readability, nine_tenths
+from equipool.checks.overlap import NINE_TENTHS, SitePrediction, nine_tenths
 
-__all__ = [
-    "class_cautions",
-    "column_cautions",
-    "confounding_cautions",
-    "feature_cautions",
-    "level_cautions",
-    "notes",
-    "outlier_cautions",
-    "overlap_cautions",
-    "site_cautions",
-    "two_valued",
-]
+FloatArray = NDArray[np.float64]
 
-SMALL_SITE = 10
-NEAR_CONSTANT = 0.95
+SMALL_SITE = 10  # participants
+NEAR_CONSTANT = 0.95  # share of rows with one value
 LITTLE_OVERLAP = 0.5
 FEW = 0.02  # the share of rows that may be called outliers
 COPY_FEATURES = 3  # fewer may agree by chance
-FAR, SAMPLE = 30.0, 5000  # deviations of the middle nine tenths, by so many rows: no measurement
+OUTLYING = 30.0  # robust standard deviations: no measurement is so far off
+SAMPLE = 5000  # rows that the spread is estimated on
 
 
-def site_cautions(inputs: Inputs, labels: NDArray[Any], codes: NDArray[np.intp]) -> Iterator[Finding]:
+def site_cautions(inputs: Inputs) -> Iterator[Finding]:
     """Warn of sites that are too small to estimate, and of names that may be one site."""
+    labels, counts = inputs.sites, np.bincount(inputs.site_index)
     if len(labels) < 2:
         return
-    counts = np.bincount(codes)
-    alone = labels[counts == 1]
-    if len(alone) and len(alone) < len(labels):
-        yield Finding(
-            "warning",
-            "single-person-site",
-            f"{plural(len(alone), 'site has', 'sites have')} one person only ({listed(alone)}): nothing can "
-            "be estimated there, the pooled estimate is used; add people or merge it with a like site.",
-            (inputs.site_name,),
+    single = labels[counts == 1]
+    if 0 < len(single) < len(labels):
+        text = (
+            f"{plural(len(single), 'site has', 'sites have')} one participant only ({listed(single)}): "
+            "nothing can be estimated there, the pooled estimate is used; add participants or merge it with "
+            "a like site."
         )
+        yield warning("single-person-site", text, inputs.site_name)
     small = labels[(counts > 1) & (counts < SMALL_SITE)]
     if len(small):
-        yield Finding(
-            "warning",
-            "small-site",
-            f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} people "
-            f"({listed(small)}): estimates are drawn towards the pool; add people or merge like sites.",
-            (inputs.site_name,),
+        text = (
+            f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} participants "
+            f"({listed(small)}): estimates are drawn towards the pool; add participants or merge like sites."
         )
-    alike = defaultdict(list)
-    for label in labels:
-        alike[re.sub(r"[\W_]+", "", label).casefold()].append(label)
-    for names in (group for group in alike.values() if len(group) > 1):
-        yield Finding(
-            "warning",
-            "similar-site-names",
-            f"The sites {listed(names)} differ only in case, spaces or punctuation; if they are one site, "
-            "give them one name.",
-            (inputs.site_name,),
-        )
-
-
-def class_cautions(
-    inputs: Inputs, known: NDArray[np.intp], labels: NDArray[Any], codes: NDArray[np.intp]
-) -> Iterator[Finding]:
-    """Warn of classes that do not occur at some sites."""
-    if inputs.task != "class" or inputs.target is None or len(labels) < 2:
-        return
-    target = inputs.target[known]
-    values = sorted({label for label in target if label is not None})
-    count = np.array(
-        [np.bincount(codes, weights=target == value, minlength=len(labels)) for value in values]
-    ).reshape(len(values), len(labels))
-    absent = labels[(count == 0).any(axis=0)]
-    if len(absent):
-        site = int(np.flatnonzero((count == 0).any(axis=0))[0])
-        lacking = [value for value, here in zip(values, count[:, site], strict=True) if here == 0]
-        yield Finding(
-            "warning",
-            "class-absent",
-            f"{plural(len(absent), 'site does', 'sites do')} not have every class of {inputs.target_name!r} "
-            f"({listed(absent)}; {str(labels[site])!r} lacks {listed(lacking)}): the effect there is known "
-            "from the other sites alone.",
-            (inputs.target_name, inputs.site_name),
-        )
-
-
-def level_cautions(
-    inputs: Inputs, known: NDArray[np.intp], labels: NDArray[Any], codes: NDArray[np.intp]
-) -> Iterator[Finding]:
-    """Warn of sites that have one level only of a two-valued covariate."""
-    for k, name in enumerate(inputs.covariate_names):
-        values = inputs.covariates[known, k]
-        if not two_valued(values) or len(labels) < 2:
-            continue
-        grouped = pd.Series(values).groupby(codes)
-        one = labels[(grouped.min() == grouped.max()).to_numpy()]
-        if 0 < len(one) < len(labels):
-            yield Finding(
-                "warning",
-                "level-absent",
-                f"{plural(len(one), 'site has', 'sites have')} one value of {name!r} only ({listed(one)}): "
-                "its effect there is known from the other sites alone.",
-                (name, inputs.site_name),
+        yield warning("small-site", text, inputs.site_name)
+    spellings = pd.Series(labels).groupby([re.sub(r"[\W_]+", "", label).casefold() for label in labels])
+    for _, names in spellings:
+        if len(names) > 1:
+            text = (
+                f"The sites {listed(names)} differ only in case, spaces or punctuation; if they are one "
+                "site, give them one name."
             )
+            yield warning("similar-site-names", text, inputs.site_name)
+
+
+def class_cautions(inputs: Inputs) -> Iterator[Finding]:
+    """Warn of classes that do not occur at some sites."""
+    if inputs.task != "class" or inputs.target is None or len(inputs.sites) < 2:
+        return
+    target = pd.Series(inputs.target[inputs.rows_with_site])
+    counts = pd.crosstab(inputs.sites[inputs.site_index], target).reindex(inputs.sites, fill_value=0)
+    absent = counts.index[(counts == 0).any(axis=1)]
+    if len(absent):
+        lacking = counts.columns[counts.loc[absent[0]] == 0]
+        text = (
+            f"{plural(len(absent), 'site does', 'sites do')} not have every class of {inputs.target_name!r} "
+            f"({listed(absent)}; {absent[0]!r} lacks {listed(lacking)}): the effect there is estimated from "
+            "the other sites alone."
+        )
+        yield warning("class-absent", text, inputs.target_name, inputs.site_name)
+
+
+def level_cautions(inputs: Inputs) -> Iterator[Finding]:
+    """Warn of sites that have one level only of a two-valued covariate."""
+    for name, values in zip(inputs.covariate_names, inputs.covariates[inputs.rows_with_site].T, strict=True):
+        if not two_valued(values) or len(inputs.sites) < 2:
+            continue
+        by_site = pd.Series(values).groupby(inputs.site_index)
+        single = inputs.sites[(by_site.min() == by_site.max()).to_numpy()]
+        if 0 < len(single) < len(inputs.sites):
+            text = (
+                f"{plural(len(single), 'site has', 'sites have')} one value of {name!r} only "
+                f"({listed(single)}): its effect there is estimated from the other sites alone."
+            )
+            yield warning("level-absent", text, name, inputs.site_name)
 
 
 def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float]) -> Iterator[Finding]:
     """Warn where two sites share no, or little, range of a covariate."""
     for name, frame in overlap.items():
-        matrix = frame.to_numpy()
-        first, second = np.triu_indices(len(matrix), k=1)
-        values = matrix[first, second]
-        disjoint = int((values == 0).sum())
-        worst = int(values.argmin())
+        first, second = np.triu_indices(len(frame), k=1)
+        shares = frame.to_numpy()[first, second]
+        disjoint, worst = int((shares == 0).sum()), int(shares.argmin())
         pair = f"{frame.index[first[worst]]!r} and {frame.index[second[worst]]!r}"
         if disjoint:
-            yield Finding(
-                "warning",
-                "disjoint-support",
+            text = (
                 f"{plural(disjoint, 'pair of sites shares', 'pairs of sites share')} no range of {name!r} "
-                f"(such as {pair}): matching would drop everybody there; equipool transports people to a "
-                f"common {name}, which extrapolates.",
-                (name,),
+                f"(such as {pair}): matching would exclude all of their participants; equipool transports "
+                f"them to a common {name}, which extrapolates."
             )
-        elif values[worst] < LITTLE_OVERLAP:
-            yield Finding(
-                "warning",
-                "little-support",
-                f"{pair} have {values[worst]:.0%} of their people in a common range of {name!r}, and "
-                f"{common[name]:.0%} of all people lie where every site has somebody: methods that need "
-                "common support drop the rest.",
-                (name,),
+            yield warning("disjoint-support", text, name)
+        elif shares[worst] < LITTLE_OVERLAP:
+            text = (
+                f"{pair} have {shares[worst]:.0%} of their participants in a common range of {name!r}, and "
+                f"{common[name]:.0%} of all participants are in the range that every site covers: methods "
+                "that need common support drop the rest."
             )
+            yield warning("little-support", text, name)
 
 
 def confounding_cautions(
-    inputs: Inputs, confounding: dict[str, float], readability: Readability | None
+    inputs: Inputs, confounding: dict[str, float], prediction: SitePrediction | None
 ) -> Iterator[Finding]:
-    """Warn where covariates and target tell the site."""
-    if readability is None or not readability.beyond_chance or readability.excess < 0.1:
+    """Warn where covariates and target predict the site."""
+    if prediction is None or not prediction.beyond_chance or prediction.excess < 0.1:
         return
-    word = "strongly" if readability.excess > 0.5 else "moderately"
     advice = []
     if inputs.covariate_names:
         advice.append("keep the covariates, or their effect is removed with the site's")
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
         advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be told apart fully")
-    yield Finding(
-        "warning",
-        "confounded",
-        f"The site is {word} tied to {listed(confounding)}: from these alone it is read with a balanced "
-        f"accuracy of {readability.balanced_accuracy:.0%} (chance {readability.chance:.0%}); "
-        f"{'; '.join(advice)}.",
-        tuple(confounding),
+    text = (
+        f"The site is {'strongly' if prediction.excess > 0.5 else 'moderately'} tied to "
+        f"{listed(confounding)}: from these alone a classifier predicts the site with a balanced accuracy of "
+        f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%}); {'; '.join(advice)}."
     )
+    yield warning("confounded", text, *confounding)
 
 
 def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:
-    """Warn of a few values behind a gap wider than the spread of all others: a slip, or a missing code."""
-    for k, name in enumerate(inputs.covariate_names):
-        values = inputs.covariates[:, k]
+    """Warn of a few values behind a gap wider than the range of all others: a slip, or a missing code."""
+    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
         ordered = np.sort(values[np.isfinite(values)])
         if len(ordered) < 4 or two_valued(values):
             continue
         gaps = np.diff(ordered)
         cut = int(gaps.argmax())
-        below, above = ordered[: cut + 1], ordered[cut + 1 :]
-        few, many = (below, above) if len(below) < len(above) else (above, below)
+        few, many = sorted((ordered[cut + 1 :], ordered[: cut + 1]), key=len)
         if gaps[cut] <= many[-1] - many[0] or len(few) > max(FEW * len(ordered), 1):
             continue
         rows = np.flatnonzero(np.isin(values, few)).tolist()
-        yield Finding(
-            "warning",
-            "covariate-outlier",
-            f"The covariate {name!r} is {values[rows[0]]:g} in "
-            f"{rows_text(rows, None if inputs.ids is None else inputs.ids.tolist())}, far from all others "
+        text = (
+            f"The covariate {name!r} is {values[rows[0]]:g} in {inputs.rows_text(rows)}, far from all others "
             f"({many[0]:g} to {many[-1]:g}), and would set the scale of its action; correct it if it is a "
-            "slip or a code for missing.",
-            (name,),
-            tuple(row + 1 for row in rows),
+            "slip or a code for missing."
         )
+        yield warning("covariate-outlier", text, name, rows=rows)
 
 
 def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -202,27 +156,22 @@ def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
         return
     some = slice(None, None, max(len(X) // SAMPLE, 1))
     low, middle, high = nine_tenths(np.where(finite[some], X[some], np.nan))
-    width = (high - low) / NINE_TENTHS
+    deviation = (high - low) / NINE_TENTHS
     # By division, since the largest numbers have no distance.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        far = finite & (width > 0) & (np.abs(X / width - middle / width) > FAR)
-    far[:, far.mean(axis=0) > FEW] = False
-    cells = np.argwhere(far.T)[:, ::-1]
-    if not len(cells):
+        outlying = finite & (deviation > 0) & (np.abs(X / deviation - middle / deviation) > OUTLYING)
+    outlying[:, outlying.mean(axis=0) > FEW] = False
+    columns, rows = np.nonzero(outlying.T)
+    if not len(rows):
         return
-    rows = [int(row) for row, _ in cells]
-    names = [inputs.feature_names[column] for _, column in cells]
-    row, column = cells[0]
-    yield Finding(
-        "warning",
-        "feature-outlier",
-        f"{plural(len(cells), 'value is', 'values are')} far from all others, such as {X[row, column]:g} in "
-        f"{names[0]!r}, {rows_text(rows[:1], None if inputs.ids is None else inputs.ids.tolist())} (most lie "
-        f"between {low[column]:g} and {high[column]:g}): a failure, or a code for missing? Correct it, or "
-        "empty the cell and impute; SiteHarmonizer does not let it decide what sites do, but it stays there.",
-        tuple(dict.fromkeys(names)),
-        tuple(row + 1 for row in dict.fromkeys(rows)),
+    row, column, names = rows[0], columns[0], [inputs.feature_names[k] for k in columns]
+    text = (
+        f"{plural(len(rows), 'value is', 'values are')} far from all others, such as {X[row, column]:g} in "
+        f"{names[0]!r}, {inputs.rows_text([int(row)])} (most lie between {low[column]:g} and "
+        f"{high[column]:g}): a failure, or a code for missing? Correct it, or empty the cell and impute; "
+        "SiteHarmonizer winsorises it when site effects are estimated, and still harmonizes it."
     )
+    yield warning("feature-outlier", text, *dict.fromkeys(names), rows=dict.fromkeys(rows))
 
 
 def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -231,88 +180,69 @@ def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
     varying = np.nanmax(X, axis=0, initial=-np.inf) > np.nanmin(X, axis=0, initial=np.inf)
     if varying.sum() < COPY_FEATURES:
         return
-    table = pd.DataFrame(X[:, varying])
-    same = table.duplicated(keep=False).to_numpy() & np.isfinite(X[:, varying]).any(axis=1)
-    rows = np.flatnonzero(same).tolist()
+    copied = pd.DataFrame(X[:, varying]).duplicated(keep=False).to_numpy()
+    rows = np.flatnonzero(copied & np.isfinite(X[:, varying]).any(axis=1)).tolist()
     if rows:
-        yield Finding(
-            "warning",
-            "copied-rows",
-            f"{plural(len(rows), 'row')} have the very same features as another "
-            f"({rows_text(rows, None if inputs.ids is None else inputs.ids.tolist())}): copies? Drop all but "
-            "one of each, or people will be held out who were trained on.",
-            (),
-            tuple(row + 1 for row in rows),
+        text = (
+            f"{plural(len(rows), 'row')} have the very same features as another ({inputs.rows_text(rows)}): "
+            "copies? Drop all but one of each, or participants will be held out who were trained on."
         )
+        yield warning("copied-rows", text, rows=rows)
 
 
-def two_valued(values: NDArray[np.float64]) -> bool:
+def two_valued(values: FloatArray) -> bool:
     """Whether a covariate has two values, such as sex: it has levels rather than a range."""
     return len(np.unique(values[np.isfinite(values)])) <= 2
 
 
-def column_cautions(inputs: Inputs, known: NDArray[np.intp], codes: NDArray[np.intp]) -> Iterator[Finding]:
+def column_cautions(inputs: Inputs) -> Iterator[Finding]:
     """Warn of features that never or hardly vary, and of those that are the site in disguise."""
-    if not inputs.feature_names or not len(known):
+    X = inputs.X[inputs.rows_with_site]
+    if not X.size:
         return
-    X = inputs.X[known]
-    names = np.array(inputs.feature_names, dtype=object)
-    order = np.argsort(codes, kind="stable")
-    starts = np.searchsorted(codes[order], np.arange(codes.max() + 1))
+    order, n_sites = np.argsort(inputs.site_index, kind="stable"), len(inputs.sites)
+    starts = np.searchsorted(inputs.site_index[order], np.arange(n_sites))
     low, high = (f.reduceat(X[order], starts, axis=0) for f in (np.fmin, np.fmax))
     constant = np.nanmin(low, axis=0, initial=np.inf) >= np.nanmax(high, axis=0, initial=-np.inf)
-    per_site = (low >= high).all(axis=0) & ~constant & (len(starts) > 1) & (len(known) > 2 * len(starts))
-    near = _mode_share(X) >= NEAR_CONSTANT
-    total = len(names)
+    by_site = (low >= high).all(axis=0) & ~constant & (n_sites > 1) & (len(X) > 2 * n_sites)
+    near = (_mode_share(X) >= NEAR_CONSTANT) & ~constant & ~by_site
     for code, which, text in (
         ("constant-columns", constant, "never vary; they carry nothing and pass through unchanged"),
         (
             "near-constant-columns",
-            near & ~constant & ~per_site,
+            near,
             f"have the same value in {NEAR_CONSTANT:.0%} of rows or more; look whether they are measurements",
         ),
         (
             "site-in-disguise",
-            per_site,
+            by_site,
             "never vary within a site but differ between sites: they give the site away; leave them out of "
             "the features",
         ),
     ):
         if which.any():
-            yield Finding(
-                "warning",
-                code,
-                f"{which.sum()} of {plural(total, 'feature')} ({listed(names[which])}) {text}.",
-                tuple(names[which]),
-            )
+            names = np.array(inputs.feature_names, dtype=object)[which]
+            count = f"{len(names)} of {plural(X.shape[1], 'feature')}"
+            yield warning(code, f"{count} ({listed(names)}) {text}.", *names)
 
 
-def _mode_share(X: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each column the share of rows that have its commonest value."""
-    share = np.empty(X.shape[1])
-    for k in range(X.shape[1]):
-        column = np.sort(X[:, k])
-        # Cheap test first: a value held by 95 % of the sorted column covers its whole middle.
-        middle = column[len(column) // 10 : max(9 * len(column) // 10, 1)]
-        if len(middle) and middle[0] == middle[-1]:
-            share[k] = (column == middle[0]).mean()
-        else:
-            share[k] = 0.0
-    return share
+def _mode_share(X: FloatArray) -> FloatArray:
+    """Return for each column the share of rows with its commonest value, or 0 where that is below 0.8."""
+    ordered = np.sort(X, axis=0)
+    n = len(ordered)
+    # A value that most of a sorted column has covers its whole middle.
+    low, high = ordered[n // 10], ordered[max(9 * n // 10, n // 10 + 1) - 1]
+    return np.where(low == high, (low == X).mean(axis=0), 0.0)
 
 
 def notes(inputs: Inputs) -> Iterator[Finding]:
     """Note which columns were left out and how text levels were coded."""
-    by_reason = defaultdict(list)
+    by_reason: dict[str, list[str]] = {}
     for name, reason in inputs.left_out:
-        by_reason[reason].append(name)
+        by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        yield Finding(
-            "note",
-            "columns-left-out",
-            f"{plural(len(names), 'column')} left out of the features ({reason}): {listed(names)}.",
-            tuple(names),
-        )
+        text = f"{plural(len(names), 'column')} left out of the features ({reason}): {listed(names)}."
+        yield Finding("note", "columns-left-out", text, tuple(names))
     for name, levels in zip(inputs.covariate_names, inputs.levels, strict=True):
         if levels is not None:
             coded = ", ".join(f"{level!r} is {k}" for k, level in enumerate(levels))

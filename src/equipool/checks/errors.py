@@ -1,4 +1,4 @@
-"""The one validator: what makes a pool impossible to use, each problem in one sentence with its remedy."""
+"""What makes a pool impossible to use: each problem in one sentence with its remedy."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.checks.findings import Finding, Level, listed, plural, raise_first_error, rows_text
-from equipool.checks.inputs import Inputs
+from equipool.checks.findings import Finding, error, listed, plural, raise_first_error, rows_text, warning
+from equipool.checks.inputs import Inputs, TextCell, label_codes
 from equipool.exceptions import EquipoolWarning, InputError
-
-__all__ = [
-    "Missing",
-    "check_for_fit",
-    "check_inputs",
-    "find_errors",
-    "refuse_text",
-    "warn_of_no_site",
-    "warn_of_small_sites",
-]
 
 Missing = Literal["error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
-LEAST_PEOPLE = 3  # of a site, from whom anything of it can be told
+MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
+COLLINEAR = 1 - 1e-9  # correlation
 
 
 def check_inputs(
@@ -38,7 +29,7 @@ def check_inputs(
     With ``one_site`` a single site is no problem: none was given.
     """
     findings = find_errors(inputs, missing=missing, pooled=pooled)
-    raise_first_error(f for f in findings if not (one_site and f.code == "one-site"))
+    raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
     return inputs
 
 
@@ -50,7 +41,7 @@ def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
 
 
 def warn_of_no_site(result: str) -> None:
-    """Say what comes of ``fit`` without a site; called two levels below it."""
+    """Say what follows from ``fit`` without a site; called two levels below it."""
     warnings.warn(
         f"No site was given, so all rows are one site's: {result}. Pass site=, one label a row.",
         EquipoolWarning,
@@ -58,14 +49,14 @@ def warn_of_no_site(result: str) -> None:
     )
 
 
-def warn_of_small_sites(names: Iterable[Any], people: ArrayLike) -> None:
-    """Say which sites' effects can hardly be told; called by ``fit``."""
-    few = np.asarray(people) < LEAST_PEOPLE
-    small = [str(name) for name, one in zip(names, few, strict=True) if one]
+def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
+    """Name the sites with too few participants to estimate their effects; called by ``fit``."""
+    few = np.asarray(participants) < MIN_PARTICIPANTS
+    small = [str(name) for name, is_small in zip(names, few, strict=True) if is_small]
     if small and len(few) > 1:
         warnings.warn(
-            f"{plural(len(small), 'site')} with fewer than {LEAST_PEOPLE} people ({listed(small, shown=5)}): "
-            "their effects are mostly those of the pool.",
+            f"{plural(len(small), 'site')} with fewer than {MIN_PARTICIPANTS} participants "
+            f"({listed(small, shown=5)}): their effects are mostly those of the pool.",
             EquipoolWarning,
             stacklevel=3,
         )
@@ -75,22 +66,20 @@ def refuse_text(X: Any) -> None:
     """Raise an error that names the cell where a data frame of features has text among its numbers."""
     if not hasattr(X, "columns") or all(pd.api.types.is_numeric_dtype(dtype) for dtype in X.dtypes):
         return
-    inputs = Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))
-    raise_first_error(f for f in find_errors(inputs, pooled=False) if f.code == "text-in-numbers")
+    raise_first_error(_text(Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))))
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
     """Return every problem that stands in the way of pooling, gravest first.
 
-    With ``pooled=False`` only the cells are judged: new people, perhaps one of them, need no second site and
-    no variation.
+    With ``pooled=False`` only the cells are judged: new participants, perhaps one of them, need no second
+    site and no variation.
     """
     if missing not in ("error", "impute"):
         raise InputError(f"missing must be 'error' or 'impute'. Got {missing!r}.")
     if inputs.n_rows == 0:
-        return [
-            Finding("error", "empty-table", "The table has no rows; give at least two sites with people.")
-        ]
+        text = "The table has no rows; give at least two sites with participants."
+        return [error("empty-table", text)]
     findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]
     for finder in (_ids, _sites, _target, _covariates) if pooled else (_ids,):
         findings += finder(inputs)
@@ -98,108 +87,96 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
 
 
 def _features(inputs: Inputs) -> Iterator[Finding]:
-    if not inputs.feature_names:
+    if inputs.has_features and not inputs.feature_names:
         left_out = [name for name, _ in inputs.left_out]
         hint = f" (left out: {listed(left_out)})" if left_out else ""
         paths = [name for name in left_out if name.lower() in PATHS]
         images = f", or the column of images with --images {paths[0]}" if paths else ""
-        yield Finding(
-            "error",
-            "no-features",
-            f"No column of numbers is left to pool{hint}; name the measurements with --features{images}.",
-        )
+        text = f"No column of numbers is left to pool{hint}; name the measurements with --features{images}."
+        yield error("no-features", text)
 
 
 def _text(inputs: Inputs) -> Iterator[Finding]:
-    columns: dict[str, list[int]] = {}
-    first: dict[str, str] = {}
+    by_column: dict[str, list[TextCell]] = {}
     for cell in inputs.text_cells:
-        columns.setdefault(cell.column, []).append(cell.row)
-        first.setdefault(cell.column, cell.value)
-    for column, rows in columns.items():
-        all_text = len(rows) > 0.5 * inputs.n_rows
-        remedy = "give it numbers in a meaningful order, or one 0/1 column for each level"
-        if not all_text:
-            remedy = "correct these cells, or empty them to mark them as missing"
-        yield Finding(
-            "error",
-            "text-in-numbers",
-            f"Column {column!r} must hold numbers but has text, such as {first[column]!r}, in "
-            f"{_rows(inputs, rows)}; {remedy}.",
-            (column,),
-            _numbered(rows),
+        by_column.setdefault(cell.column, []).append(cell)
+    for column, cells in by_column.items():
+        rows = [cell.row for cell in cells]
+        remedy = "correct these cells, or empty them to mark them as missing"
+        if len(rows) > 0.5 * inputs.n_rows:
+            remedy = "give it numbers in a meaningful order, or one 0/1 column for each level"
+        text = (
+            f"Column {column!r} must hold numbers but has text, such as {cells[0].value!r}, in "
+            f"{inputs.rows_text(rows)}; {remedy}."
         )
+        yield error("text-in-numbers", text, column, rows=rows)
+
+
+def _number_columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Yield the role, the name and the values of each covariate, and of a target that is a number."""
+    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
+        yield "covariate", name, values
+    if inputs.task == "number" and inputs.target is not None:
+        yield "target", inputs.target_name, inputs.target
 
 
 def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
+    labels = [("site", inputs.site_name, inputs.site), ("id", inputs.id_name, inputs.ids)]
+    if inputs.task == "class":
+        labels.insert(1, ("target", inputs.target_name, inputs.target))
     text = {(cell.column, cell.row) for cell in inputs.text_cells}
-    for code, name, values in _label_columns(inputs):
-        rows = [row for row, value in enumerate(values) if value is None]
+    cells = [
+        (role, name, "is empty", [row for row, label in enumerate(values) if label is None])
+        for role, name, values in labels
+        if values is not None
+    ]
+    cells += [
+        (
+            role,
+            name,
+            "has no value",
+            [k for k in np.flatnonzero(np.isnan(values)).tolist() if (name, k) not in text],
+        )
+        for role, name, values in _number_columns(inputs)
+    ]
+    for role, name, lacks, rows in cells:
         if rows:
-            yield Finding(
-                "error",
-                f"missing-{code}",
-                f"Column {name!r} ({code}) is empty in {_rows(inputs, rows)}; fill it in or drop these rows.",
-                (name,),
-                _numbered(rows),
-            )
-    numbers = [("covariate", inputs.covariate_names, inputs.covariates)]
-    if inputs.task == "number" and inputs.target is not None:
-        numbers.append(("target", (inputs.target_name,), inputs.target[:, None]))
-    for code, names, values in numbers:
-        for k, name in enumerate(names):
-            rows = [row for row in np.flatnonzero(np.isnan(values[:, k])).tolist() if (name, row) not in text]
-            if rows:
-                yield Finding(
-                    "error",
-                    f"missing-{code}",
-                    f"Column {name!r} ({code}) has no value in {_rows(inputs, rows)}; fill it in or drop "
-                    "these rows.",
-                    (name,),
-                    _numbered(rows),
-                )
+            where = inputs.rows_text(rows)
+            sentence = f"Column {name!r} ({role}) {lacks} in {where}; fill it in or drop these rows."
+            yield error(f"missing-{role}", sentence, name, rows=rows)
     yield from _missing_features(inputs, policy, text)
 
 
-def _missing_features(inputs: Inputs, policy: Missing, text: set[tuple[str, int]]) -> Iterator[Finding]:
+def _missing_features(inputs: Inputs, policy: Missing, text_cells: set[tuple[str, int]]) -> Iterator[Finding]:
     empty = np.isnan(inputs.X)
     index = {name: k for k, name in enumerate(inputs.feature_names)}
-    for column, row in text:
+    for column, row in text_cells:
         if column in index:
             empty[row, index[column]] = False
     if not empty.any():
         return
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
     columns = [inputs.feature_names[k] for k in np.flatnonzero(empty.any(axis=0))]
-    level: Level = "error" if policy == "error" else "warning"
     remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
-    if policy == "impute":
-        remedy = "they will be imputed"
-    yield Finding(
-        level,
-        "missing-values",
+    text = (
         f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN) in "
-        f"{plural(len(columns), 'feature')} ({listed(columns)}), {_rows(inputs, rows)}; {remedy}.",
-        tuple(columns),
-        _numbered(rows),
+        f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}; "
+        f"{remedy if policy == 'error' else 'they will be imputed'}."
     )
+    yield (error if policy == "error" else warning)("missing-values", text, *columns, rows=rows)
 
 
 def _infinite(inputs: Inputs) -> Iterator[Finding]:
-    blocks = [(inputs.feature_names, inputs.X), (inputs.covariate_names, inputs.covariates)]
-    if inputs.task == "number" and inputs.target is not None:
-        blocks.append(((inputs.target_name,), inputs.target[:, None]))
-    for names, values in blocks:
-        for k in np.flatnonzero(np.isinf(values).any(axis=0)):
-            rows = np.flatnonzero(np.isinf(values[:, k])).tolist()
-            yield Finding(
-                "error",
-                "infinite-values",
-                f"Column {names[k]!r} is infinite in {_rows(inputs, rows)}; correct it (a division by zero?) "
-                "or empty it to mark it as missing.",
-                (names[k],),
-                _numbered(rows),
+    infinite = np.flatnonzero(np.isinf(inputs.X).any(axis=0))
+    columns = [(inputs.feature_names[k], inputs.X[:, k]) for k in infinite]
+    for name, values in (*columns, *((name, values) for _, name, values in _number_columns(inputs))):
+        rows = np.flatnonzero(np.isinf(values)).tolist()
+        if rows:
+            text = (
+                f"Column {name!r} is infinite in {inputs.rows_text(rows)}; correct it (a division by zero?) "
+                "or empty it to mark it as missing."
             )
+            yield error("infinite-values", text, name, rows=rows)
 
 
 def _ids(inputs: Inputs) -> Iterator[Finding]:
@@ -209,163 +186,104 @@ def _ids(inputs: Inputs) -> Iterator[Finding]:
     double = [value for value, count in counts.items() if count > 1]
     if double:
         rows = [row for row, value in enumerate(inputs.ids) if counts.get(value, 0) > 1]
-        yield Finding(
-            "error",
-            "duplicate-ids",
+        text = (
             f"{plural(len(double), 'id')} in column {inputs.id_name!r} "
             f"{'stands' if len(double) == 1 else 'stand'} more than once ({listed(double)}), "
-            f"{rows_text(rows)}; drop the copies, or give each visit its own id.",
-            (inputs.id_name,),
-            _numbered(rows),
+            f"{rows_text(rows)}; drop the copies, or give each visit its own id."
         )
+        yield error("duplicate-ids", text, inputs.id_name, rows=rows)
 
 
 def _sites(inputs: Inputs) -> Iterator[Finding]:
-    counts = Counter(value for value in inputs.site if value is not None)
+    counts = np.bincount(inputs.site_index)
     if len(counts) == 1:
-        only = next(iter(counts))
-        yield Finding(
-            "error",
-            "one-site",
-            f"Column {inputs.site_name!r} has the single site {only!r}: there is nothing to harmonize; "
-            "add the rows of another site, or name the column that tells sites apart.",
-            (inputs.site_name,),
+        text = (
+            f"Column {inputs.site_name!r} has the single site {inputs.sites[0]!r}: there is nothing to "
+            "harmonize; add the rows of another site, or name the column that tells sites apart."
         )
-    elif len(counts) > 2 and max(counts.values()) == 1:
-        yield Finding(
-            "error",
-            "site-per-row",
+        yield error("one-site", text, inputs.site_name)
+    elif len(counts) > 2 and counts.max() == 1:
+        text = (
             f"Column {inputs.site_name!r} has a different value in every row, as an id would; "
-            "name the column that tells the scanner or the centre.",
-            (inputs.site_name,),
+            "name the column that tells the scanner or the centre."
         )
+        yield error("site-per-row", text, inputs.site_name)
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.target is None:
+    values = inputs.target_numbers
+    if values is None or inputs.target is None:
         return
-    name = inputs.target_name
-    values = inputs.target if inputs.task == "number" else _codes(inputs.target)
+    name, is_class = inputs.target_name, inputs.task == "class"
     finite = values[np.isfinite(values)]
     distinct = len(np.unique(finite))
     if distinct == 1:
-        is_class = inputs.task == "class"
-        has = "has one class only, " if is_class else "is "
-        only = repr(next(v for v in inputs.target if v)) if is_class else f"{finite[0]:g}"
-        yield Finding(
-            "error",
-            "one-class" if is_class else "constant-target",
-            f"The target {name!r} {has}{only} in every row, so nothing can be learned about it; "
-            "add rows in which it varies, or leave the target out.",
-            (name,),
+        only = f"{finite[0]:g}"
+        if is_class:
+            only = f"one class only, {next(label for label in inputs.target if label)!r}"
+        text = (
+            f"The target {name!r} {'has' if is_class else 'is'} {only} in every row, so nothing can be "
+            "learned about it; add rows in which it varies, or leave the target out."
         )
-    elif inputs.task == "class" and distinct == len(values) > 2:
-        yield Finding(
-            "error",
-            "target-per-row",
+        yield error("one-class" if is_class else "constant-target", text, name)
+    elif is_class and distinct == len(values) > 2:
+        text = (
             f"The target {name!r} has a different value in every row, as an id would; name the column to be "
-            "predicted, or leave the target out.",
-            (name,),
+            "predicted, or leave the target out."
         )
+        yield error("target-per-row", text, name)
     elif _tied(inputs, values):
-        yield Finding(
-            "error",
-            "target-tied-to-site",
+        text = (
             f"The target {name!r} never varies within a site, so its effect and the site's are the same "
             "thing; add sites in which it varies, or leave the target out (covariate effects can still be "
-            "learned).",
-            (name, inputs.site_name),
+            "learned)."
         )
+        yield error("target-tied-to-site", text, name, inputs.site_name)
 
 
 def _covariates(inputs: Inputs) -> Iterator[Finding]:
-    varying: list[int] = []
-    for k, name in enumerate(inputs.covariate_names):
-        values = inputs.covariates[:, k]
+    varying: list[str] = []
+    columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
+    for name, values, levels in columns:
         finite = values[np.isfinite(values)]
         if not len(finite):
             continue
         if finite.min() == finite.max():
-            level = inputs.levels[k]
-            only = f"{finite[0]:g}" if level is None else repr(level[0])
-            yield Finding(
-                "error",
-                "constant-covariate",
+            only = f"{finite[0]:g}" if levels is None else repr(levels[0])
+            text = (
                 f"The covariate {name!r} is {only} in every row, so nothing can be learned about it; leave "
-                "it out or add rows in which it varies.",
-                (name,),
+                "it out or add rows in which it varies."
             )
+            yield error("constant-covariate", text, name)
         elif _tied(inputs, values):
-            yield Finding(
-                "error",
-                "covariate-tied-to-site",
+            text = (
                 f"The covariate {name!r} never varies within a site, so its effect and the site's are the "
                 "same thing; add sites in which it varies, or leave it out (everything else can still be "
-                "learned).",
-                (name, inputs.site_name),
+                "learned)."
             )
+            yield error("covariate-tied-to-site", text, name, inputs.site_name)
         else:
-            varying.append(k)
+            varying.append(name)
     yield from _collinear(inputs, varying)
 
 
-def _collinear(inputs: Inputs, varying: list[int]) -> Iterator[Finding]:
-    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)]
-    if len(complete) < 3:
-        return
-    for position, a in enumerate(varying):
-        for b in varying[position + 1 :]:
-            pair = complete[:, [a, b]]
-            if (pair.std(axis=0) > 0).all() and _correlation(pair) > 1 - 1e-9:
-                names = inputs.covariate_names[a], inputs.covariate_names[b]
-                yield Finding(
-                    "error",
-                    "covariates-collinear",
-                    f"The covariates {names[0]!r} and {names[1]!r} are the same up to scale, so their "
-                    "effects cannot be told apart; leave one of them out.",
-                    names,
-                )
-
-
-def _correlation(pair: NDArray[np.float64]) -> float:
-    a, b = (pair - pair.mean(axis=0)).T
-    return float(abs(a @ b) / np.sqrt((a @ a) * (b @ b)))
+def _collinear(inputs: Inputs, names: list[str]) -> Iterator[Finding]:
+    columns = [inputs.covariate_names.index(name) for name in names]
+    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)][:, columns]
+    correlation = pd.DataFrame(complete).corr().to_numpy()
+    first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
+    for a, b in zip(first, second, strict=True):
+        text = (
+            f"The covariates {names[a]!r} and {names[b]!r} are the same up to scale, so their "
+            "effects cannot be told apart; leave one of them out."
+        )
+        yield error("covariates-collinear", text, names[a], names[b])
 
 
 def _tied(inputs: Inputs, values: NDArray[Any]) -> bool:
     """Whether values are constant within every site that has at least two of them, and one has."""
-    known = np.array([site is not None for site in inputs.site]) & np.isfinite(values)
-    codes = _codes(inputs.site)[known].astype(int)
-    values = values[known]
-    if not len(codes):
-        return False
-    low, high, count = (np.full(codes.max() + 1, fill) for fill in (np.inf, -np.inf, 0.0))
-    np.minimum.at(low, codes, values)
-    np.maximum.at(high, codes, values)
-    np.add.at(count, codes, 1)
-    several = count > 1
-    return bool(several.sum() > 0 and (low[several] == high[several]).all() and (count > 0).sum() > 1)
-
-
-def _codes(labels: NDArray[Any]) -> NDArray[np.float64]:
-    """Give each label its number; missing ones become NaN."""
-    order = {label: k for k, label in enumerate(sorted({x for x in labels if x is not None}))}
-    return np.array([np.nan if label is None else order[label] for label in labels], dtype=np.float64)
-
-
-def _label_columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    yield "site", inputs.site_name, inputs.site
-    if inputs.task == "class" and inputs.target is not None:
-        yield "target", inputs.target_name, inputs.target
-    if inputs.ids is not None:
-        yield "id", inputs.id_name, inputs.ids
-
-
-def _rows(inputs: Inputs, rows: list[int]) -> str:
-    ids = None if inputs.ids is None else inputs.ids.tolist()
-    return rows_text(rows, ids)
-
-
-def _numbered(rows: list[int]) -> tuple[int, ...]:
-    """Rows as people count them: from 1 below the header."""
-    return tuple(int(row) + 1 for row in rows)
+    finite = np.flatnonzero(np.isfinite(values))
+    sites = pd.Series(values[finite]).groupby(label_codes(inputs.site)[finite])
+    several = sites.count() > 1
+    constant = (sites.min() == sites.max())[several]
+    return bool(len(several) > 1 and several.any() and constant.all())

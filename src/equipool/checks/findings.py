@@ -1,14 +1,12 @@
-"""What a check can find: one sentence that names the cause and the remedy, with the rows and columns."""
+"""What a check finds: a sentence with cause and remedy, its rows and columns; phrases in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from equipool.exceptions import InputError
-
-__all__ = ["Finding", "Level", "by_level", "listed", "plural", "raise_first_error", "rows_text"]
 
 Level = Literal["error", "warning", "note"]
 
@@ -17,7 +15,7 @@ SHOWN = 5  # how many names or rows a sentence lists before it only counts the r
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found.
+    """One result of a check.
 
     Parameters
     ----------
@@ -27,7 +25,7 @@ class Finding:
     code
         A short stable name, such as ``"missing-values"``.
     text
-        The sentence for people.
+        The sentence for the user.
     columns, rows
         Where: column names, and row numbers counted from 1 below the header.
     """
@@ -40,13 +38,17 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON-ready values."""
-        return {
-            "level": self.level,
-            "code": self.code,
-            "text": self.text,
-            "columns": list(self.columns),
-            "rows": list(self.rows),
-        }
+        return asdict(self)
+
+
+def error(code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
+    """Return a finding that stands in the way, about columns and 0-based row positions."""
+    return Finding("error", code, text, columns, tuple(int(row) + 1 for row in rows))
+
+
+def warning(code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
+    """Return a finding that the user should know of, about columns and 0-based row positions."""
+    return Finding("warning", code, text, columns, tuple(int(row) + 1 for row in rows))
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
@@ -70,9 +72,7 @@ def listed(names: Iterable[object], *, shown: int = SHOWN) -> str:
     ("'a', 'b', 'c'", "'a', 'b' and 5 more")
     """
     quoted = [repr(str(name)) for name in names]
-    if len(quoted) <= shown:
-        return ", ".join(quoted)
-    return f"{', '.join(quoted[:shown])} and {len(quoted) - shown} more"
+    return _and_more(quoted[:shown], len(quoted))
 
 
 def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
@@ -83,22 +83,23 @@ def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
     >>> rows_text([2]), rows_text([0, 1], ids=["s1", "s2"])
     ('row 3', 'rows 1 (s1), 2 (s2)')
     """
-    named = [
-        f"{row + 1}" if ids is None or ids[row] is None else f"{row + 1} ({ids[row]})" for row in rows[:SHOWN]
-    ]
-    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-    return f"row{'s' if len(rows) != 1 else ''} {', '.join(named)}{more}"
+    shown = [(row + 1, None if ids is None else ids[row]) for row in rows[:SHOWN]]
+    names = [f"{number}" if id is None else f"{number} ({id})" for number, id in shown]
+    return f"row{'s' if len(rows) != 1 else ''} {_and_more(names, len(rows))}"
+
+
+def _and_more(words: Sequence[str], count: int) -> str:
+    return ", ".join(words) + (f" and {count - len(words)} more" if count > len(words) else "")
 
 
 def by_level(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return errors first, then warnings, then notes."""
-    rank = {"error": 0, "warning": 1, "note": 2}
-    return tuple(sorted(findings, key=lambda finding: rank[finding.level]))
+    return tuple(sorted(findings, key=lambda one: ("error", "warning", "note").index(one.level)))
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
     """Raise :class:`InputError` with the first error, and say how many more there are."""
-    errors = [finding for finding in findings if finding.level == "error"]
+    errors = [one for one in findings if one.level == "error"]
     if errors:
         more = f" ({plural(len(errors) - 1, 'more problem')}: run equipool check.)" if len(errors) > 1 else ""
         raise InputError(errors[0].text + more)

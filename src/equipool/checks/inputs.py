@@ -1,4 +1,4 @@
-"""Bring X, y, site and covariates, from arrays or a table, into one form that can be checked."""
+"""Features, target, site and covariates from arrays or a table, parsed into one form that can be checked."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypedDict, Unpack
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.checks.findings import listed
+from equipool.checks.findings import listed, rows_text
 from equipool.exceptions import InputError
 
-__all__ = [
-    "Arrays",
-    "Inputs",
-    "Roles",
-    "Task",
-    "TextCell",
-    "parse_covariates",
-    "parse_labels",
-    "require_columns",
-]
-
 Task = Literal["class", "number"]
+Levels = tuple[str, ...] | None  # of a covariate that is text: its values, coded 0 and 1
 FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
 
@@ -41,7 +32,7 @@ class Roles(TypedDict, total=False):
     features: str | Sequence[str] | None
     ignore: str | Sequence[str]
     task: Task | None
-    levels: Mapping[str, tuple[str, ...] | None] | None
+    levels: Mapping[str, Levels] | None
 
 
 class Arrays(TypedDict, total=False):
@@ -52,11 +43,10 @@ class Arrays(TypedDict, total=False):
     ids: Any
     covariate_names: Sequence[str] | None
     task: Task | None
-    levels: Mapping[str, tuple[str, ...] | None] | None
+    levels: Mapping[str, Levels] | None
 
 
-@dataclass(frozen=True)
-class TextCell:
+class TextCell(NamedTuple):
     """A cell with text in a column of numbers."""
 
     column: str
@@ -68,7 +58,8 @@ class TextCell:
 class Inputs:
     """A pool before it is checked: numbers parsed, labels as text, nothing judged yet.
 
-    Missing values are NaN in ``X``, ``covariates`` and numeric targets, ``None`` in labels.
+    Missing values are NaN in ``X``, ``covariates`` and numeric targets, ``None`` in labels. A pool of images
+    has no features: ``X`` then has no columns, and ``has_features`` is false.
     """
 
     X: FloatArray
@@ -76,87 +67,157 @@ class Inputs:
     site: ObjectArray
     covariates: FloatArray
     covariate_names: tuple[str, ...]
-    levels: tuple[tuple[str, ...] | None, ...]
+    levels: tuple[Levels, ...]
     target: NDArray[Any] | None = None
     target_name: str = "target"
     task: Task | None = None
     ids: ObjectArray | None = None
     text_cells: tuple[TextCell, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()  # columns that are no features, and why
     site_name: str = "site"
     id_name: str = "id"
+    has_features: bool = True
+
+    # -- building ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_frame(
+        cls, frame: pd.DataFrame, *, site: str, images: str | None = None, **roles: Unpack[Roles]
+    ) -> Inputs:
+        """Take the roles of a table's columns.
+
+        Without ``features``, every other column of numbers is one; with ``images``, a column of paths, none.
+        """
+        frame = frame.rename(columns=str)
+        _refuse_double_names(frame.columns, "The table")
+        covariates, ignore = _as_names(roles.get("covariates", ())), _as_names(roles.get("ignore", ()))
+        target, id = roles.get("target"), roles.get("id")
+        taken = [site, *covariates, *(name for name in (target, id, images) if name)]
+        require_columns(frame, [*taken, *ignore])
+        _refuse_double_roles(taken)
+        features = [] if images else roles.get("features")
+        chosen, left_out = _choose_features(frame, features, {*taken, *ignore})
+        return cls._parsed(
+            frame[chosen],
+            frame[site],
+            frame[covariates],
+            roles.get("levels"),
+            frame[target] if target else None,
+            roles.get("task"),
+            frame[id] if id else None,
+            target_name=target or "target",
+            left_out=tuple(left_out),
+            site_name=site,
+            id_name=id or "id",
+            has_features=images is None,
+        )
+
+    @classmethod
+    def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
+        """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
+        features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
+        covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
+        for name, values in {"site": site, "covariates": covariates, "y": y, "ids": ids}.items():
+            if values is not None and len(values) != len(features):
+                raise InputError(
+                    f"{name} has {len(values)} values but X has {len(features)} rows; "
+                    f"give one value of {name} for each row of X."
+                )
+        C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
+        names = arrays.get("covariate_names")
+        if names is not None:
+            names = _as_names(names)
+            if len(names) != C.shape[1]:
+                raise InputError(
+                    f"covariate_names has {len(names)} names for {C.shape[1]} covariates; give one for each."
+                )
+            C = C.set_axis(names, axis=1)
+        _refuse_double_names(features.columns, "X")
+        _refuse_double_names(C.columns, "covariates")
+        return cls._parsed(
+            features,
+            _series(site),
+            C,
+            arrays.get("levels"),
+            None if y is None else _series(y),
+            arrays.get("task"),
+            None if ids is None else _series(ids),
+            has_features=X is not None,
+        )
+
+    @classmethod
+    def _parsed(
+        cls,
+        features: pd.DataFrame,
+        site: pd.Series[Any],
+        covariates: pd.DataFrame,
+        levels: Mapping[str, Levels] | None,
+        target: pd.Series[Any] | None,
+        task: Task | None,
+        ids: pd.Series[Any] | None,
+        *,
+        target_name: str = "target",
+        **names: Any,
+    ) -> Inputs:
+        X, text_in_features = _numbers(features)
+        C, all_levels, text_in_covariates = _covariates(covariates, levels)
+        y, kind, text_in_target = _target(target, target_name, task)
+        return cls(
+            X=X,
+            feature_names=tuple(features.columns),
+            site=_labels(site),
+            covariates=C,
+            covariate_names=tuple(covariates.columns),
+            levels=all_levels,
+            target=y,
+            target_name=target_name,
+            task=kind,
+            ids=None if ids is None else _labels(ids),
+            text_cells=(*text_in_features, *text_in_covariates, *text_in_target),
+            **names,
+        )
+
+    # -- looking -------------------------------------------------------------------------------------------
 
     @property
     def n_rows(self) -> int:
         """How many rows the pool has."""
         return len(self.site)
 
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, *, site: str, **roles: Unpack[Roles]) -> Inputs:
-        """Take the roles of a table's columns; without ``features``, every other column of numbers is one."""
-        frame = frame.rename(columns=str)
-        _refuse_double_names(frame.columns, "The table")
-        names = roles.get("covariates", ())
-        names = (names,) if isinstance(names, str) else tuple(names)
-        target, id = roles.get("target"), roles.get("id")
-        taken = [site, *names, *([target] if target else []), *([id] if id else [])]
-        ignore = roles.get("ignore", ())
-        ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-        require_columns(frame, [*taken, *ignore])
-        _refuse_double_roles(taken)
-        chosen, left_out = _choose_features(frame, roles.get("features"), taken={*taken, *ignore})
-        X, cells = _numbers(frame[chosen])
-        C, levels, more_cells = _covariates(frame[list(names)], roles.get("levels"))
-        y, kind, y_cells = _target(frame[target] if target else None, target or "", roles.get("task"))
-        return cls(
-            X=X,
-            feature_names=tuple(chosen),
-            site=_labels(frame[site]),
-            covariates=C,
-            covariate_names=names,
-            levels=levels,
-            target=y,
-            target_name=target or "target",
-            task=kind,
-            ids=None if id is None else _labels(frame[id]),
-            text_cells=(*cells, *more_cells, *y_cells),
-            left_out=tuple(left_out),
-            site_name=site,
-            id_name=id or "id",
-        )
+    @cached_property
+    def rows_with_site(self) -> NDArray[np.intp]:
+        """The rows whose site is given: figures by site are over these."""
+        return np.flatnonzero([label is not None for label in self.site])
 
-    @classmethod
-    def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
-        """Take arrays, lists, series or frames of the same length."""
-        features = _as_frame(X, "X", prefix="x")
-        covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
-        given = {"site": site, "covariates": covariates, "y": y, "ids": ids}
-        for name, values in given.items():
-            if values is not None and len(values) != len(features):
-                raise InputError(
-                    f"{name} has {len(values)} values but X has {len(features)} rows; "
-                    f"give one value of {name} for each row of X."
-                )
-        C = _as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        if arrays.get("covariate_names") is not None:
-            C = _rename(C, arrays["covariate_names"] or ())
-        numbers, cells = _numbers(features)
-        _refuse_double_names(features.columns, "X")
-        _refuse_double_names(C.columns, "covariates")
-        C_numbers, levels, more_cells = _covariates(C, arrays.get("levels"))
-        target, kind, y_cells = _target(None if y is None else _series(y), "target", arrays.get("task"))
-        return cls(
-            X=numbers,
-            feature_names=tuple(features.columns),
-            site=_labels(_series(site)),
-            covariates=C_numbers,
-            covariate_names=tuple(C.columns),
-            levels=levels,
-            target=target,
-            task=kind,
-            ids=None if ids is None else _labels(_series(ids)),
-            text_cells=(*cells, *more_cells, *y_cells),
-        )
+    @cached_property
+    def sites(self) -> NDArray[Any]:
+        """The sites' names, in order."""
+        return np.unique(self.site[self.rows_with_site].astype(str)).astype(object)
+
+    @cached_property
+    def site_index(self) -> NDArray[np.intp]:
+        """The site of each of ``rows_with_site``, as its place among ``sites``."""
+        return np.unique(self.site[self.rows_with_site].astype(str), return_inverse=True)[1]
+
+    @property
+    def target_numbers(self) -> FloatArray | None:
+        """The target as numbers, classes as their place in alphabetical order; NaN where it is missing."""
+        if self.target is None or self.task == "number":
+            return self.target
+        return label_codes(self.target)
+
+    def rows_text(self, rows: Sequence[int]) -> str:
+        """Name rows by number and id."""
+        return rows_text(rows, None if self.ids is None else self.ids.tolist())
+
+
+def label_codes(labels: NDArray[Any]) -> FloatArray:
+    """Return each label's place in alphabetical order; NaN where it is missing."""
+    codes = pd.factorize(labels, sort=True)[0].astype(np.float64)
+    return np.where(codes < 0, np.nan, codes)
+
+
+# -- columns -----------------------------------------------------------------------------------------------
 
 
 def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
@@ -165,12 +226,16 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
     for name in names:
         if name in columns:
             continue
-        lower = {column.lower(): column for column in columns}
-        near = lower.get(name.lower()) or next(
-            iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.65)), None
+        same = [column for column in columns if column.lower() == name.lower()]
+        near = same or difflib.get_close_matches(name, columns, n=1, cutoff=0.65)
+        hint = (
+            f"did you mean {near[0]!r}?" if near else f"add it, or name one of {listed(columns, shown=12)}."
         )
-        hint = f"did you mean {near!r}?" if near else f"add it, or name one of {listed(columns, shown=12)}."
         raise InputError(f"The table has no column {name!r}; {hint}")
+
+
+def _as_names(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _refuse_double_names(names: Iterable[object], where: str) -> None:
@@ -193,29 +258,21 @@ def _refuse_double_roles(roles: Sequence[str]) -> None:
 def _choose_features(
     frame: pd.DataFrame, features: str | Sequence[str] | None, taken: set[str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the feature columns and those left out with the reason."""
+    """Return the feature columns, and the other columns with the reason why they are none."""
     if features is not None:
-        return _match_names(frame, [features] if isinstance(features, str) else features, taken), []
-    chosen, left_out = [], []
-    for name in frame.columns:
-        if name in taken:
-            continue
-        reason = _not_numbers(frame[name])
-        if reason:
-            left_out.append((name, reason))
-        else:
-            chosen.append(name)
-    return chosen, left_out
+        return _match_names(frame, _as_names(features), taken), []
+    reasons = {name: _not_numbers(frame[name]) for name in frame.columns if name not in taken}
+    chosen = [name for name, reason in reasons.items() if not reason]
+    return chosen, [(name, reason) for name, reason in reasons.items() if reason]
 
 
 def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) -> list[str]:
     """Resolve names and shell-style patterns such as ``*_thickness`` to columns, in table order."""
     matched: set[str] = set()
     for pattern in patterns:
+        hits = {name for name in frame.columns if fnmatchcase(name, pattern)} - taken
         if pattern in frame.columns:
             hits = {pattern}
-        else:
-            hits = {name for name in frame.columns if fnmatchcase(name, pattern)} - taken
         if not hits:
             require_columns(frame, [pattern])
         if hits & taken:
@@ -227,6 +284,9 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
     return [name for name in frame.columns if name in matched]
 
 
+# -- cells -------------------------------------------------------------------------------------------------
+
+
 def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
     """Return what of a column can be read as numbers, NaN elsewhere."""
     try:
@@ -235,29 +295,14 @@ def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
         return pd.to_numeric(column.astype(str).where(column.notna()), errors="coerce")
 
 
-def _not_numbers(column: pd.Series[Any]) -> str:
-    """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
-    present = column.dropna()
-    if present.empty and len(column):
-        return "empty"
-    if _is_time(column):
-        return "dates"
-    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
-        return ""
-    parsed = as_numbers(present).notna().mean() if len(present) else 0.0
-    return "" if parsed >= 0.5 else "text"
-
-
 def parse_labels(values: Any) -> ObjectArray:
     """Return labels given after fit in the form they have at fit: text, ``None`` where missing."""
     return _labels(_series(values))
 
 
-def parse_covariates(
-    values: Any, names: Sequence[str], levels: Sequence[tuple[str, ...] | None]
-) -> FloatArray:
-    """Return covariates given after fit as numbers (rows, K), by the names and levels known from fit."""
-    frame = _as_frame(values, "covariates", "c")
+def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
+    """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
+    frame = as_frame(values, "covariates", "c")
     if isinstance(values, pd.DataFrame):
         require_columns(frame, names)
         frame = frame[list(names)]
@@ -266,13 +311,11 @@ def parse_covariates(
             f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
             "give the same."
         )
-    numbers, _, cells = _covariates(
-        frame.set_axis(list(names), axis=1), dict(zip(names, levels, strict=True))
-    )
+    frame = frame.set_axis(list(names), axis=1)
+    numbers, _, cells = _covariates(frame, dict(zip(names, levels, strict=True)))
     if cells:
-        cell = cells[0]
         raise InputError(
-            f"The covariate {cell.column!r} is {cell.value!r} in row {cell.row + 1}, which was "
+            f"The covariate {cells[0].column!r} is {cells[0].value!r} in row {cells[0].row + 1}, which was "
             "not seen at fit; correct it, or leave the row out."
         )
     if not np.isfinite(numbers).all():
@@ -289,57 +332,65 @@ def _is_time(column: Any) -> bool:
     return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
 
 
-def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, tuple[TextCell, ...]]:
+def _not_numbers(column: pd.Series[Any]) -> str:
+    """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
+    present = column.dropna()
+    if present.empty and len(column):
+        return "empty"
+    if _is_time(column):
+        return "dates"
+    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
+        return ""
+    return "" if len(present) and as_numbers(present).notna().mean() >= 0.5 else "text"
+
+
+def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, list[TextCell]]:
     """Parse columns as float64; text becomes NaN and is returned with its place."""
     # Looked at by dtype: a series of each of many columns takes longer than all that is done with them.
-    kinds = set(frame.dtypes)
-    if all(pd.api.types.is_numeric_dtype(dtype) for dtype in kinds):
-        return frame.to_numpy(dtype=np.float64, na_value=np.nan), ()
-    for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
-        if _is_time(dtype):
-            raise InputError(
-                f"Column {name!r} holds dates or durations; give it as a number, such as the age in years."
-            )
+    if all(pd.api.types.is_numeric_dtype(dtype) for dtype in set(frame.dtypes)):
+        return frame.to_numpy(dtype=np.float64, na_value=np.nan), []
     values = np.empty(frame.shape, dtype=np.float64)
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         column = frame[name]
-        parsed = as_numbers(column).to_numpy(dtype=np.float64, na_value=np.nan)
-        values[:, k] = parsed
-        bad = np.flatnonzero(column.notna().to_numpy() & np.isnan(parsed))
-        cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in bad]
-    return values, tuple(cells)
+        if _is_time(column):
+            raise InputError(
+                f"Column {name!r} holds dates or durations; give it as a number, such as the age in years."
+            )
+        values[:, k] = as_numbers(column).to_numpy(dtype=np.float64, na_value=np.nan)
+        text = np.flatnonzero(column.notna().to_numpy() & np.isnan(values[:, k]))
+        cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in text]
+    return values, cells
 
 
 def _covariates(
-    frame: pd.DataFrame, known: Mapping[str, tuple[str, ...] | None] | None = None
-) -> tuple[FloatArray, tuple[tuple[str, ...] | None, ...], tuple[TextCell, ...]]:
+    frame: pd.DataFrame, given: Mapping[str, Levels] | None = None
+) -> tuple[FloatArray, tuple[Levels, ...], list[TextCell]]:
     """Parse covariates; two text levels (such as F and M) become 0 and 1 in alphabetical order.
 
-    ``known`` has the levels that an earlier pool gave to each covariate; they are kept.
+    ``given`` has the levels that each covariate has in an earlier pool.
     """
     values = np.empty(frame.shape, dtype=np.float64)
-    levels: list[tuple[str, ...] | None] = []
+    all_levels: list[Levels] = []
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
-        numbers, bad = _numbers(frame[[name]])
-        levels.append(_text_levels(frame[name], bad) if known is None else known.get(name))
-        own = levels[-1]
-        if own is None:
+        numbers, text = _numbers(frame[[name]])
+        levels = _text_levels(frame[name], text) if given is None else given.get(name)
+        all_levels.append(levels)
+        if levels is None:
             values[:, k] = numbers[:, 0]
-            cells += bad
+            cells += text
             continue
-        code = {level: float(position) for position, level in enumerate(own)}
         for row, label in enumerate(_labels(frame[name])):
-            values[row, k] = np.nan if label is None else code.get(label, np.nan)
-            if label is not None and label not in code:
+            values[row, k] = levels.index(label) if label in levels else np.nan
+            if label is not None and label not in levels:
                 cells.append(TextCell(str(name), row, label))
-    return values, tuple(levels), tuple(cells)
+    return values, tuple(all_levels), cells
 
 
-def _text_levels(column: pd.Series[Any], bad: Sequence[TextCell]) -> tuple[str, ...] | None:
+def _text_levels(column: pd.Series[Any], text: Sequence[TextCell]) -> Levels:
     """Return the levels of a category; only a column without a single number is one, else text is a slip."""
-    if not bad or len(bad) < column.notna().sum():
+    if not text or len(text) < column.notna().sum():
         return None
     levels = sorted({label for label in _labels(column) if label is not None})
     return tuple(levels) if len(levels) <= 2 else None
@@ -347,15 +398,14 @@ def _text_levels(column: pd.Series[Any], bad: Sequence[TextCell]) -> tuple[str, 
 
 def _target(
     column: pd.Series[Any] | None, name: str, task: Task | None
-) -> tuple[NDArray[Any] | None, Task | None, tuple[TextCell, ...]]:
+) -> tuple[NDArray[Any] | None, Task | None, list[TextCell]]:
     """Parse the target, if any: labels for classes, numbers for regression."""
     if column is None:
-        return None, None, ()
+        return None, None, []
     if task not in (None, "class", "number"):
         raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
-    task = _guess_task(column) if task is None else task
-    if task == "class":
-        return _labels(column), "class", ()
+    if (task or _guess_task(column)) == "class":
+        return _labels(column), "class", []
     values, cells = _numbers(column.to_frame(name))
     return values[:, 0], "number", cells
 
@@ -405,7 +455,7 @@ def _series(values: Any) -> pd.Series[Any]:
     return pd.Series(array)
 
 
-def _as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
+def as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
     """Return a frame with text column names from a frame, a series or an array."""
     if isinstance(values, pd.DataFrame):
         return values.reset_index(drop=True).rename(columns=str)
@@ -418,12 +468,3 @@ def _as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:
         hint = "use X.reshape(-1, 1) for one feature" if array.ndim == 1 else "flatten all but the first axis"
         raise InputError(f"{name} must have two axes, rows and columns. Got shape {array.shape}; {hint}.")
     return pd.DataFrame(array, columns=[f"{prefix}{k}" for k in range(array.shape[1])])
-
-
-def _rename(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    names = [names] if isinstance(names, str) else list(names)
-    if len(names) != frame.shape[1]:
-        raise InputError(
-            f"covariate_names has {len(names)} names for {frame.shape[1]} covariates; give one for each."
-        )
-    return frame.set_axis(names, axis=1)

@@ -1,4 +1,4 @@
-"""How sites differ in who was scanned: support overlap, and how far covariates and target tell the site."""
+"""How sites differ in whom they measured: overlap of ranges, confounding, a classifier of the site."""
 
 from __future__ import annotations
 
@@ -7,35 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "NINE_TENTHS",
-    "Readability",
-    "common_support",
-    "cramers_v",
-    "nine_tenths",
-    "nine_tenths_of_sorted",
-    "omega_squared",
-    "site_readability",
-    "support_overlap",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-ROWS_READ = 4_000  # the site reader looks at most at this many people; more change its figure little
+MAX_ROWS = 4_000  # that the classifier of the site sees; more change its figure little
 FOLDS = 5
-NINE_TENTHS = 3.29  # deviations that the middle nine tenths of a Gaussian span
+NINE_TENTHS = 3.29  # standard deviations that the middle nine tenths of a Gaussian span
 
 
 def nine_tenths(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return where the middle nine tenths of each column begin, their middle and their end.
-
-    NaN counts nothing; a column of nothing else gives zeros. What is far does not move them.
-    """
+    """Return the 5 %, 50 % and 95 % quantiles of each column, without NaN; zeros for a column of NaN."""
     shares, empty = (0.05, 0.5, 0.95), np.isnan(values)
     if not empty.any():
         low, middle, high = np.quantile(values, shares, axis=0)
-    else:  # looked at column by column, which is slow
+    else:  # column by column, which is slow
         low, middle, high = np.nanquantile(np.where(empty.all(axis=0), 0.0, values), shares, axis=0)
     return low, middle, high
 
@@ -48,10 +33,9 @@ def nine_tenths_of_sorted(ordered: FloatArray) -> tuple[FloatArray, FloatArray, 
     def quantile(share: float) -> FloatArray:
         place = share * last
         below = np.floor(place).astype(np.intp)
-        ends = (
+        low, high = (
             np.take_along_axis(ordered, at[None], axis=0)[0] for at in (below, np.minimum(below + 1, last))
         )
-        low, high = ends
         with np.errstate(invalid="ignore", over="ignore"):
             between = low + (high - low) * (place - below)
         return np.where(count > 0, np.where(low == high, low, between), 0.0)
@@ -59,10 +43,10 @@ def nine_tenths_of_sorted(ordered: FloatArray) -> tuple[FloatArray, FloatArray, 
     return quantile(0.05), quantile(0.5), quantile(0.95)
 
 
-def support_overlap(values: FloatArray, codes: IntArray) -> FloatArray:
-    """Return for each pair of sites the share of their people who lie in the range common to both.
+def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
+    """Return for each pair of sites the share of their participants within the range common to both.
 
-    It is what a method that needs common support could keep: 1 when both sites cover the same range, 0 when
+    A method that needs common support could keep this share: 1 when both sites cover the same range, 0 when
     their ranges do not touch. O(S² log N) for S sites.
 
     Examples
@@ -71,38 +55,35 @@ def support_overlap(values: FloatArray, codes: IntArray) -> FloatArray:
     array([[1. , 0.5],
            [0.5, 1. ]])
     """
-    by_site = [np.sort(values[codes == s]) for s in range(codes.max() + 1)]
-    low = np.array([v[0] for v in by_site])
-    high = np.array([v[-1] for v in by_site])
-    from_, to = np.maximum.outer(low, low), np.minimum.outer(high, high)
+    by_site = [np.sort(values[site_index == s]) for s in range(site_index.max() + 1)]
+    low, high, size = np.array([(v[0], v[-1], len(v)) for v in by_site]).T
+    start, stop = np.maximum.outer(low, low), np.minimum.outer(high, high)
     inside = np.stack(
         [
-            np.searchsorted(v, to[s], side="right") - np.searchsorted(v, from_[s], side="left")
+            np.searchsorted(v, stop[s], side="right") - np.searchsorted(v, start[s], side="left")
             for s, v in enumerate(by_site)
         ]
     )
-    inside = np.where(to >= from_, inside, 0)
-    sizes = np.array([len(v) for v in by_site])
-    overlap: FloatArray = (inside + inside.T) / np.add.outer(sizes, sizes)
+    inside = np.where(stop >= start, inside, 0)
+    overlap: FloatArray = (inside + inside.T) / np.add.outer(size, size)
     return overlap
 
 
-def common_support(values: FloatArray, codes: IntArray) -> float:
-    """Return the share of all people who lie in the range that every site covers."""
-    sites = range(codes.max() + 1)
-    low = max(values[codes == s].min() for s in sites)
-    high = min(values[codes == s].max() for s in sites)
+def common_support(values: FloatArray, site_index: IntArray) -> float:
+    """Return the share of all participants within the range that every site covers."""
+    by_site = [values[site_index == s] for s in range(site_index.max() + 1)]
+    low, high = max(v.min() for v in by_site), min(v.max() for v in by_site)
     return float(((values >= low) & (values <= high)).mean())
 
 
-def omega_squared(values: FloatArray, codes: IntArray) -> float:
+def omega_squared(values: FloatArray, site_index: IntArray) -> float:
     """Return the share of a number's variance that lies between sites, 0 to 1.
 
-    ω², which allows for the share that sites would explain by chance; η² of 100 sites with 3 people each is
-    0.35 where there is nothing.
+    ω², which allows for the share that sites would explain by chance; η² of 100 sites of 3 participants each
+    is 0.35 where there is nothing.
     """
-    count = np.bincount(codes)
-    means = np.bincount(codes, weights=values) / count
+    count = np.bincount(site_index)
+    means = np.bincount(site_index, weights=values) / count
     total = ((values - values.mean()) ** 2).sum()
     between = (count * (means - values.mean()) ** 2).sum()
     free = len(values) - len(count)
@@ -112,10 +93,10 @@ def omega_squared(values: FloatArray, codes: IntArray) -> float:
     return float(max((between - (len(count) - 1) * within) / (total + within), 0.0))
 
 
-def cramers_v(classes: IntArray, codes: IntArray) -> float:
+def cramers_v(classes: IntArray, site_index: IntArray) -> float:
     """Return how strongly classes and sites go together, 0 to 1: Cramér's V with Bergsma's correction."""
-    table = np.zeros((classes.max() + 1, codes.max() + 1))
-    np.add.at(table, (classes, codes), 1)
+    table = np.zeros((classes.max() + 1, site_index.max() + 1))
+    np.add.at(table, (classes, site_index), 1)
     table = table[table.sum(axis=1) > 0]
     total = table.sum()
     expected = np.outer(table.sum(1), table.sum(0)) / total
@@ -127,8 +108,8 @@ def cramers_v(classes: IntArray, codes: IntArray) -> float:
 
 
 @dataclass(frozen=True)
-class Readability:
-    """How well the site is read, beside what guessing gives and how far guessing may stray."""
+class SitePrediction:
+    """The balanced accuracy of a classifier that predicts the site, chance, and chance's standard error."""
 
     balanced_accuracy: float
     chance: float
@@ -145,35 +126,34 @@ class Readability:
         return self.balanced_accuracy > self.chance + 3 * self.chance_error
 
 
-def site_readability(variables: FloatArray, codes: IntArray, *, seed: int = 0) -> Readability | None:
-    """Return how well the site is read from the variables, with the chance level.
+def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) -> SitePrediction | None:
+    """Return how well a classifier predicts the site of held-out rows from the variables.
 
-    Balanced accuracy of a random forest, the best of one on all variables and one on each, on people it
-    was not fitted on (5 folds, sites with at least 5
-    people, at most 4 000 people). ``None`` where fewer than two sites are large enough.
+    Balanced accuracy of a random forest in 5 folds: the best of one on all variables and one on each alone.
+    Sites have at least 5 rows, and no more than 4 000 rows are used. ``None`` with fewer than two such sites.
     """
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    rng = np.random.default_rng(seed)
-    rows = rng.permutation(len(codes))[:ROWS_READ]
-    large = np.bincount(codes[rows], minlength=codes.max() + 1) >= FOLDS
-    rows = rows[large[codes[rows]]]
-    n_sites = len(np.unique(codes[rows]))
+    rows = np.random.default_rng(seed).permutation(len(site_index))[:MAX_ROWS]
+    large = np.bincount(site_index[rows], minlength=site_index.max() + 1) >= FOLDS
+    rows = rows[large[site_index[rows]]]
+    site = site_index[rows]
+    n_sites = len(np.unique(site))
     if n_sites < 2:
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
     forest = RandomForestClassifier(25, min_samples_leaf=5, class_weight="balanced", random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    # All variables together and each alone: in a small pool one that says nothing can drown one that does.
+    # In a small pool a variable without information can drown one with it, hence each alone too.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]
     best = max(
-        balanced_accuracy_score(codes[rows], cross_val_predict(forest, columns, codes[rows], cv=folds))
+        balanced_accuracy_score(site, cross_val_predict(forest, columns, site, cv=folds))
         for columns in choices
     )
     chance = 1 / n_sites
-    sizes = np.bincount(codes[rows])
+    sizes = np.bincount(site)
     error = np.sqrt((chance * (1 - chance) / sizes[sizes > 0]).sum()) / n_sites
-    return Readability(float(best), chance, float(error))
+    return SitePrediction(float(best), chance, float(error))

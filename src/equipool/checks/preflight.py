@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,53 +10,44 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from equipool.checks import cautions
 from equipool.checks.breaks import break_cautions
-from equipool.checks.cautions import (
-    class_cautions,
-    column_cautions,
-    confounding_cautions,
-    copy_cautions,
-    feature_cautions,
-    level_cautions,
-    notes,
-    outlier_cautions,
-    overlap_cautions,
-    site_cautions,
-    two_valued,
-)
 from equipool.checks.errors import Missing, find_errors
 from equipool.checks.findings import Finding, by_level, plural
 from equipool.checks.inputs import Inputs
 from equipool.checks.overlap import (
-    Readability,
+    SitePrediction,
     common_support,
     cramers_v,
     omega_squared,
-    site_readability,
+    predict_site,
     support_overlap,
 )
 
-__all__ = ["PreflightReport", "preflight"]
+WIDTH = 100  # characters of a line
+SITES_SHOWN = 24  # longer tables are cut in the text; report.sites has all of it
+MATRIX_SHOWN = 8
+MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 
 @dataclass(frozen=True, eq=False)
 class PreflightReport:
-    """What was found before pooling; ``print(report)`` shows it.
+    """The findings before pooling; ``print(report)`` shows it.
 
     Attributes
     ----------
     findings
         Errors first, then warnings, then notes.
     sites
-        One row a site: people, classes or target mean, range of each covariate.
+        One row a site: rows, classes or target mean, range of each covariate.
     overlap
-        For each covariate, a site × site frame: the share of people in the range common to both.
+        For each covariate, a site × site frame: the share of participants in the range common to both.
     common
-        For each covariate, the share of people in the range that all sites cover.
+        For each covariate, the share of participants in the range that all sites cover.
     confounding
         For each covariate and the target: how far it goes with the site, from 0 to 1.
-    readability
-        How well covariates and target together tell the site, and the chance level.
+    site_prediction
+        How well a classifier predicts the site from covariates and target together, and chance.
     """
 
     inputs: Inputs = field(repr=False)
@@ -64,17 +56,17 @@ class PreflightReport:
     overlap: dict[str, pd.DataFrame]
     common: dict[str, float]
     confounding: dict[str, float]
-    readability: Readability | None
+    site_prediction: SitePrediction | None
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         """What has to be solved first."""
-        return tuple(f for f in self.findings if f.level == "error")
+        return tuple(finding for finding in self.findings if finding.level == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What the user should know."""
-        return tuple(f for f in self.findings if f.level == "warning")
+        return tuple(finding for finding in self.findings if finding.level == "warning")
 
     @property
     def ok(self) -> bool:
@@ -85,8 +77,7 @@ class PreflightReport:
     def verdict(self) -> str:
         """The answer in one sentence."""
         if self.errors:
-            count = plural(len(self.errors), "problem")
-            return f"Cannot be pooled as it is: {count} to solve first."
+            return f"Cannot be pooled as it is: {plural(len(self.errors), 'problem')} to solve first."
         size = f"{plural(self.inputs.n_rows, 'row')} from {plural(len(self.sites), 'site')}"
         if self.warnings:
             return f"Can be pooled, with care: {size}, {plural(len(self.warnings), 'warning')}."
@@ -94,7 +85,6 @@ class PreflightReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as JSON-ready values."""
-        readability = None if self.readability is None else asdict(self.readability)
         # JSON knows neither NaN nor infinity.
         sites = self.sites.astype(object).where(np.isfinite(self.sites.astype(float)), None)
         return {
@@ -107,14 +97,13 @@ class PreflightReport:
             "overlap": {name: frame.to_dict() for name, frame in self.overlap.items()},
             "common_support": self.common,
             "confounding": self.confounding,
-            "site_from_covariates_and_target": readability,
+            "site_from_covariates_and_target": self.site_prediction and asdict(self.site_prediction),
         }
 
     def __str__(self) -> str:
-        """Return the report as text."""
-        from equipool.checks.text import report_text
-
-        return report_text(self)
+        """Return the report as text, verdict last, where the eye of a terminal user is."""
+        sections = [_sites_text(self), _overlap_text(self), _confounding_text(self), _findings_text(self)]
+        return "\n\n".join([*(section for section in sections if section), self.verdict])
 
 
 def preflight(
@@ -131,103 +120,135 @@ def preflight(
     measured
         What was measured, (rows, numbers), where the features only stand for it, as with images.
     """
-    findings = find_errors(inputs, missing=missing)
-    known = _known_rows(inputs)
-    labels, codes = np.unique(inputs.site[known].astype(str), return_inverse=True)
-    several = len(labels) > 1
-    overlap, common = _overlap(inputs, known, labels, codes) if several else ({}, {})
-    confounding, readability = _confounding(inputs, known, codes) if several else ({}, None)
-    findings += [
-        *site_cautions(inputs, labels, codes),
-        *class_cautions(inputs, known, labels, codes),
-        *level_cautions(inputs, known, labels, codes),
-        *overlap_cautions(overlap, common),
-        *confounding_cautions(inputs, confounding, readability),
-        *outlier_cautions(inputs),
-        *feature_cautions(inputs),
-        *copy_cautions(inputs),
-        *column_cautions(inputs, known, codes),
+    errors = find_errors(inputs, missing=missing)
+    several = len(inputs.sites) > 1
+    overlap, common = _overlap(inputs) if several else ({}, {})
+    confounding, prediction = _confounding(inputs) if several else ({}, None)
+    findings = [
+        *errors,
+        *cautions.site_cautions(inputs),
+        *cautions.class_cautions(inputs),
+        *cautions.level_cautions(inputs),
+        *cautions.overlap_cautions(overlap, common),
+        *cautions.confounding_cautions(inputs, confounding, prediction),
+        *cautions.outlier_cautions(inputs),
+        *cautions.feature_cautions(inputs),
+        *cautions.copy_cautions(inputs),
+        *cautions.column_cautions(inputs),
         *break_cautions(inputs, measured),
-        *notes(inputs),
+        *cautions.notes(inputs),
     ]
-    return PreflightReport(
-        inputs=inputs,
-        findings=by_level(findings),
-        sites=_site_table(inputs, known, labels, codes),
-        overlap=overlap,
-        common=common,
-        confounding=confounding,
-        readability=readability,
-    )
+    sites = _site_table(inputs)
+    return PreflightReport(inputs, by_level(findings), sites, overlap, common, confounding, prediction)
 
 
-def _known_rows(inputs: Inputs) -> NDArray[np.intp]:
-    """Return the rows whose site is known: every figure of the report is over these."""
-    return np.flatnonzero([site is not None for site in inputs.site])
-
-
-def _site_table(
-    inputs: Inputs, known: NDArray[np.intp], labels: NDArray[Any], codes: NDArray[np.intp]
-) -> pd.DataFrame:
-    columns: dict[str, Any] = {"rows": np.bincount(codes, minlength=len(labels))}
-    index = pd.Index(labels, name=inputs.site_name)
-    for k, name in enumerate(inputs.covariate_names):
-        grouped = pd.Series(inputs.covariates[known, k]).groupby(codes)
-        for statistic in ("min", "median", "max"):
-            columns[f"{name} {statistic}"] = grouped.agg(statistic).to_numpy()
+def _site_table(inputs: Inputs) -> pd.DataFrame:
+    rows, site_index = inputs.rows_with_site, inputs.site_index
+    index = pd.Index(inputs.sites, name=inputs.site_name)
+    columns: dict[str, Any] = {"rows": np.bincount(site_index, minlength=len(index))}
+    for name, values in zip(inputs.covariate_names, inputs.covariates[rows].T, strict=True):
+        by_site = pd.Series(values).groupby(site_index)
+        columns |= {f"{name} {what}": by_site.agg(what).to_numpy() for what in ("min", "median", "max")}
     table = pd.DataFrame(columns, index=index)
-    if inputs.target is None or not len(known):
+    if inputs.target is None or not len(rows):
         return table
-    target = inputs.target[known]
+    target = pd.Series(inputs.target[rows], name="class")
     if inputs.task == "number":
-        return table.assign(
-            **{f"{inputs.target_name} mean": pd.Series(target).groupby(codes).mean().to_numpy()}
-        )
-    counts = pd.crosstab(codes, pd.Series(target, name="class").fillna("missing")).set_axis(index)
+        return table.assign(**{f"{inputs.target_name} mean": target.groupby(site_index).mean().to_numpy()})
+    counts = pd.crosstab(site_index, target.fillna("missing")).set_axis(index)
     return table.join(counts.rename(columns=lambda label: f"{inputs.target_name}={label}"))
 
 
-def _overlap(
-    inputs: Inputs, known: NDArray[np.intp], labels: NDArray[Any], codes: NDArray[np.intp]
-) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
+def _overlap(inputs: Inputs) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
     frames, shares = {}, {}
-    for k, name in enumerate(inputs.covariate_names):
-        values = inputs.covariates[known, k]
+    for name, values in zip(inputs.covariate_names, inputs.covariates[inputs.rows_with_site].T, strict=True):
         finite = np.isfinite(values)
+        values, site_index = values[finite], inputs.site_index[finite]
         # Two levels have no range, and a site without a single value has no support to compare.
-        if two_valued(values) or len(np.unique(codes[finite])) < len(labels):
-            continue
-        frames[name] = pd.DataFrame(support_overlap(values[finite], codes[finite]), labels, labels)
-        shares[name] = common_support(values[finite], codes[finite])
+        if not cautions.two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
+            frames[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
+            shares[name] = common_support(values, site_index)
     return frames, shares
 
 
-def _confounding(
-    inputs: Inputs, known: NDArray[np.intp], codes: NDArray[np.intp]
-) -> tuple[dict[str, float], Readability | None]:
+def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | None]:
+    rows, site_index = inputs.rows_with_site, inputs.site_index
+    variables = dict(zip(inputs.covariate_names, inputs.covariates[rows].T, strict=True))
+    if inputs.target_numbers is not None:
+        variables[inputs.target_name] = inputs.target_numbers[rows]
     strength: dict[str, float] = {}
-    columns = []
-    for k, name in enumerate(inputs.covariate_names):
-        columns.append((name, inputs.covariates[known, k], False))
-    if inputs.target is not None:
-        target = inputs.target[known]
-        if inputs.task == "class":
-            target = pd.factorize(target, sort=True)[0].astype(float)
-            target[target < 0] = np.nan
-        columns.append((inputs.target_name, target, inputs.task == "class"))
-    for name, values, is_class in columns:
+    for name, values in variables.items():
         finite = np.isfinite(values)
-        if len(np.unique(values[finite])) < 2:
+        values, sites = values[finite], np.unique(site_index[finite], return_inverse=True)[1]
+        if len(np.unique(values)) < 2:
             continue
-        _, compact = np.unique(codes[finite], return_inverse=True)
-        measure = (
-            cramers_v(values[finite].astype(int), compact)
-            if is_class
-            else omega_squared(values[finite], compact)
+        is_class = (
+            inputs.task == "class" and name == inputs.target_name and name not in inputs.covariate_names
         )
-        strength[name] = measure
-    if not columns:
+        strength[name] = cramers_v(values.astype(int), sites) if is_class else omega_squared(values, sites)
+    if not variables:
         return strength, None
-    variables = np.column_stack([values for _, values, _ in columns])
-    complete = np.isfinite(variables).all(axis=1)
-    return strength, site_readability(variables[complete], codes[complete]) if complete.any() else None
+    columns = np.column_stack(list(variables.values()))
+    complete = np.isfinite(columns).all(axis=1)
+    return strength, predict_site(columns[complete], site_index[complete]) if complete.any() else None
+
+
+# -- text --------------------------------------------------------------------------------------------------
+
+
+def _sites_text(report: PreflightReport) -> str:
+    inputs = report.inputs
+    head = (
+        f"{plural(inputs.n_rows, 'row')}, {plural(len(inputs.feature_names), 'feature')}, "
+        f"{plural(len(report.sites), 'site')}"
+    )
+    if report.sites.empty:
+        return head
+    shown = report.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
+    lines = shown.to_string(float_format=lambda v: f"{v:.4g}" if v == v else "–", line_width=WIDTH)
+    more = len(report.sites) - SITES_SHOWN
+    tail = f"\n… and {plural(more, 'smaller site')}" if more > 0 else ""
+    return f"{head}\n{textwrap.indent(lines + tail, '  ')}"
+
+
+def _overlap_text(report: PreflightReport) -> str:
+    parts = []
+    for name, frame in report.overlap.items():
+        head = (
+            f"Support of {name}: {report.common[name]:.0%} of participants are in the range that all sites "
+            "cover. Share of participants in the range common to two sites:"
+        )
+        parts.append(f"{textwrap.fill(head, WIDTH)}\n{textwrap.indent(_pairs_text(frame), '  ')}")
+    return "\n\n".join(parts)
+
+
+def _pairs_text(frame: pd.DataFrame) -> str:
+    """Return a small matrix whole, of a large one the pairs with the least overlap."""
+    if len(frame) <= MATRIX_SHOWN:
+        return frame.to_string(float_format=lambda share: f"{share:.0%}")
+    first, second = np.triu_indices(len(frame), k=1)
+    values = frame.to_numpy()[first, second]
+    worst = np.argsort(values, kind="stable")[:5]
+    lines = [f"{values[k]:4.0%}  {frame.index[first[k]]} – {frame.index[second[k]]}" for k in worst]
+    return "\n".join([*lines, f"… the least of {len(values)} pairs; median {np.median(values):.0%}"])
+
+
+def _confounding_text(report: PreflightReport) -> str:
+    if not report.confounding:
+        return ""
+    lines = [
+        "How far each goes with the site (0 not at all, 1 fully: ω² for numbers, Cramér's V for classes):",
+        *(f"  {value:.2f}  {name}" for name, value in report.confounding.items()),
+    ]
+    if (prediction := report.site_prediction) is not None:
+        lines.append(
+            "  A classifier predicts the site from all of them with a balanced accuracy of "
+            f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ± "
+            f"{prediction.chance_error:.2f})"
+        )
+    return "\n".join(lines)
+
+
+def _findings_text(report: PreflightReport) -> str:
+    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap.fill(f"{MARKS[finding.level]} {finding.text}") for finding in report.findings)

@@ -31,10 +31,8 @@ from equipool.exceptions import EquipoolError, EquipoolWarning
 from equipool.parallel import cluster
 from equipool.version import __version__
 
-__all__ = ["main"]
-
 WIDTH = 80
-WRONG_CALL, OUR_FAULT, INTERRUPTED, READER_LEFT = 2, 3, 130, 128 + 13
+WRONG_CALL, OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 2, 3, 130, 128 + 13
 
 COMMANDS = (
     demo,
@@ -73,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (EquipoolError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            return _reader_left()
+            return _pipe_closed()
         print(f"equipool: {_sentence(error)}", file=sys.stderr)
         return WRONG_CALL
     except KeyboardInterrupt:
@@ -176,7 +174,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         "--version", action="version", version=f"equipool {__version__}", help=argparse.SUPPRESS
     )
     commands = parser.add_subparsers(
-        title="commands (equipool COMMAND --help tells more)",
+        title="commands (equipool COMMAND --help says more)",
         prog="equipool",
         required=True,
         metavar="COMMAND",
@@ -184,13 +182,13 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     )
     for command in COMMANDS:
         command.add(commands)
-    for own in commands.choices.values():
-        own.shorten_usage()
+    for command_parser in commands.choices.values():
+        command_parser.shorten_usage()
     return parser, commands.choices
 
 
 def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Run a command; our own warnings are printed as sentences, without the line of code that gave them."""
+    """Run a command; warnings of equipool are printed as sentences, without their line of code."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -205,7 +203,7 @@ def _run(command: Callable[[argparse.Namespace], int], arguments: argparse.Names
 
 
 def _sentence(error: Exception) -> str:
-    """Return an error's words; of the system's own, which file and what it says of it."""
+    """Return an error's words; of an error of the system, the file and what is wrong with it."""
     if isinstance(error, OSError) and not isinstance(error, EquipoolError) and error.filename:
         return (
             f"{error.filename} cannot be used ({error.strerror}); choose another path, or change its rights."
@@ -213,7 +211,7 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-def _reader_left() -> int:
-    """Return what a command in a pipe returns whose reader (head, less) left early: not a verdict."""
+def _pipe_closed() -> int:
+    """Return the exit code of a command whose pipe was closed, by head or less: not a verdict."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return READER_LEFT
+    return PIPE_CLOSED

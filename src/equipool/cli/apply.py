@@ -1,19 +1,16 @@
-"""``equipool apply``: a saved model on new people."""
+"""``equipool apply``: a saved model on new participants."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipool.cli.outputs import add_json, announce, check_out, content_hash, whole_or_nothing
-from equipool.cli.participants import add_images, preset_roles, read_people
-from equipool.cli.progress_line import reported
+from equipool.cli import options
+from equipool.cli.outputs import announce, check_out, content_hash, whole_or_nothing
+from equipool.cli.participants import preset_roles, read_participants
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import file_sha256, read_json, write_json
 from equipool.progress import say
 
 if TYPE_CHECKING:
@@ -21,41 +18,35 @@ if TYPE_CHECKING:
 
     from equipool.data import Volumes
 
-__all__ = ["add", "run"]
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "apply",
-        help="take a saved model to new people",
+        help="apply a saved model to new participants",
         description="Harmonize new images or rows of a table with a model of `equipool harmonize`; images "
         "also give codes, and predictions where the model was fitted with a target. Covariates are taken "
-        "from the columns that the model knows, and read from the data where there are none.",
+        "from the columns of the fit, and estimated from the data where there are none.",
     )
-    command.add_argument(
-        "model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote"
-    )
-    command.add_argument(
-        "table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table"
-    )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    command.add_argument(
+    option = command.add_argument
+    option("model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote")
+    option("table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table")
+    options.add_common(command, "out")
+    option(
         "--site",
         metavar="COLUMN",
         help="the site (default: guessed); with none, images give codes and predictions alone",
     )
-    command.add_argument("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
-    command.add_argument(
+    option("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
+    option(
         "--unseen-site",
         choices=("error", "pooled", "adapt"),
         default="error",
         help="tables, a site that the model has not seen: refuse, leave its rows as they are, or estimate it "
         "from them (default: error)",
     )
-    add_images(command)
-    command.add_argument("--dry-run", action="store_true", help="say what would be done, and write nothing")
-    add_json(command)
+    options.add_images(command)
+    options.add_common(command, "dry-run", "json")
     command.set_defaults(
         go_on="What was half done is taken away again; the same command starts anew.",
         command=run,
@@ -77,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
-    frame, images = read_people(
+    frame, images = read_participants(
         arguments, guess=("site", "id"), site_needed=False, fitted_site=_fitted_site(folder)
     )
     facts = {
@@ -86,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         "site": arguments.site,
         "id": arguments.id,
         "unseen_site": arguments.unseen_site,
-        "model_json": hashlib.sha256((folder / "model.json").read_bytes()).hexdigest(),
+        "model_json": file_sha256(folder / "model.json"),
         "content": content_hash(frame),
     }
     check_out(arguments.out, "apply", facts)
@@ -94,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     if of_images != (images is not None):
         raise InputError(
             f"The model in {arguments.model} is of {'images' if of_images else 'tables'}, and "
-            f"{arguments.table} is read as {'images' if images else 'a table'}; give what the model knows."
+            f"{arguments.table} is read as {'images' if images else 'a table'}; give what it was fitted on."
         )
     require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
         return _apply_to_images(arguments, model, frame.reset_index(drop=True), images, facts)
     if not isinstance(model, SiteHarmonizer):
         raise InputError(
-            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not take to tables; "
+            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not apply to tables; "
             "use its Python interface."
         )
     return _apply_to_table(arguments, model, frame, facts)
@@ -111,8 +102,7 @@ def _apply_to_table(
     arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]
 ) -> int:
     from equipool.checks import require_columns
-    from equipool.cli.derivative import OWN
-    from equipool.cli.outcome_tables import write_like
+    from equipool.cli.derivative import FILES, write_harmonized
 
     features = list(getattr(model, "feature_names_in_", ()))
     if not features:
@@ -127,10 +117,10 @@ def _apply_to_table(
     clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
         return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")
-    with whole_or_nothing(arguments.out, "apply", facts, OWN) as new:
+    with whole_or_nothing(arguments.out, "apply", facts, FILES) as new:
         table = frame.assign(**{name: clean[name] for name in features})
-        written = arguments.out / write_like(arguments.table, new, table).name
-        write_whole(new / "summary.json", json.dumps({**facts, "rows": len(frame)}, indent=1))
+        written = arguments.out / write_harmonized(new, arguments.table, table).name
+        write_json(new / "summary.json", {**facts, "rows": len(frame)})
     announce(arguments.json, {"harmonized": written}, rows=len(frame))
     return 0
 
@@ -145,11 +135,12 @@ def _apply_to_images(
     arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, images: str, facts: dict[str, Any]
 ) -> int:
     from equipool.cli import derivative
+    from equipool.data.bids import write_description
     from equipool.data.tables import image_paths
     from equipool.estimators.training_data import volumes_for
 
     out: Path = arguments.out
-    people = derivative.people_of(frame, images, arguments.id or arguments.subject)
+    places = derivative.places_of(frame, images, arguments.id or arguments.subject)
     volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
     covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
     if arguments.unseen_site != "error":
@@ -165,18 +156,16 @@ def _apply_to_images(
         return _say_dry(
             arguments, f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
         )
-    with whole_or_nothing(out, "apply", facts, derivative.OWN) as new:
-        derivative.write_description(new, "apply")
+    with whole_or_nothing(out, "apply", facts, derivative.FILES) as new:
+        write_description(new, "Harmonized brains", "apply")
         if wanted:
-            written = derivative.write_volumes(new, people, volumes, model, frame[arguments.site], covariates)
-            for _ in reported(written, len(volumes), "Harmonized"):
-                pass
-        derivative.write_codes(new, people, volumes, model)
+            derivative.write_volumes(new, places, volumes, model, frame[arguments.site], covariates)
+        derivative.write_codes(new, places, volumes, model)
         if model.task_ is not None:
-            derivative.write_predictions(new, people, volumes, model)
+            derivative.write_predictions(new, places, volumes, model)
         used = [arguments.site, *(covariates.columns if covariates is not None else ())]
-        derivative.write_people(new, people, frame[list(dict.fromkeys(name for name in used if name))])
-        write_whole(new / "summary.json", json.dumps({**facts, "people": len(volumes)}, indent=1))
+        derivative.write_participants(new, places, frame, used)
+        write_json(new / "summary.json", {**facts, "people": len(volumes)})
     made = {"codes": out / "codes.tsv"}
     if model.task_ is not None:
         made["predictions"] = out / "predictions.tsv"
@@ -190,10 +179,8 @@ def _apply_to_images(
 
 def _fitted_site(model: Path) -> str | None:
     """Return the column that `harmonize` had for the site, if its summary is still beside the model."""
-    try:
-        site = json.loads((model.resolve().parent / "summary.json").read_text(encoding="utf-8"))["site"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    summary = read_json(model.resolve().parent / "summary.json")
+    site = summary.get("site") if isinstance(summary, dict) else None
     return site if isinstance(site, str) else None
 
 
@@ -203,23 +190,20 @@ def _say_dry(arguments: argparse.Namespace, what: str) -> int:
 
 
 def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.DataFrame | None) -> None:
-    """Meet unknown sites and covariates before anything is written: harmonize one person of each site."""
+    """Meet unknown sites and covariates before anything is written: harmonize one image of each site."""
     from equipool.checks.inputs import parse_covariates
 
     if covariates is not None:
-        known = model.covariates_
-        parse_covariates(covariates, [c.name for c in known], [c.levels for c in known])
+        names, levels = zip(*((one.name, one.levels) for one in model.covariates_), strict=True)
+        parse_covariates(covariates, names, levels)
     rows = site.drop_duplicates().index
-    own = None if covariates is None else covariates.loc[rows]
-    model.harmonize(volumes[rows.to_numpy()], site=site.loc[rows], covariates=own)
+    given = None if covariates is None else covariates.loc[rows]
+    model.harmonize(volumes[rows.to_numpy()], site=site.loc[rows], covariates=given)
 
 
 def _known_covariates(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
-    """Return the model's covariates, or ``None`` if the table lacks one: they are then read from the data."""
+    """Return the model's covariates, or ``None`` if the table lacks one: they are then estimated."""
     lacking = [name for name in names if name not in frame]
     if lacking:
-        print(
-            f"equipool: there is no column {', '.join(lacking)}; covariates are read from the data.",
-            file=sys.stderr,
-        )
+        say(f"equipool: there is no column {', '.join(lacking)}; covariates are estimated from the data.")
     return None if lacking or not names else frame[names]

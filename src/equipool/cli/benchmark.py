@@ -1,4 +1,4 @@
-"""``equipool benchmark``: methods compared on held-out people."""
+"""``equipool benchmark``: methods compared on held-out participants."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipool.cli.participants import ROLES, add_roles, leave_out, roles, say_roles, take_roles
-from equipool.cli.scheduler import add_scheduler
+from equipool.cli import options
+from equipool.cli.participants import ROLES, leave_out, say_roles, take_roles
 from equipool.exceptions import InputError
 from equipool.progress import duration
-
-__all__ = ["add", "run"]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "benchmark",
-        help="compare methods on held-out people, the paper's or your tables",
-        description="Fit every method with several seeds and judge it on held-out people. Runs that are "
-        "there already are kept, so that a killed benchmark goes on where it stopped.",
+        help="compare methods on held-out participants, the paper's or your tables",
+        description="Fit every method with several seeds and evaluate it on held-out participants. Runs that "
+        "are there already are kept, so that a killed benchmark goes on where it stopped.",
     )
-    command.add_argument(
+    option = command.add_argument
+    option(
         "datasets",
         nargs="+",
         metavar="DATASET",
@@ -33,9 +32,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
         "simulated-OVERLAP, simulated-joint-OVERLAP",
     )
-    add_roles(command)
-    command.add_argument("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
-    command.add_argument(
+    options.add_roles(command)
+    option("--repeats", type=int, default=3, help="harmonizers: of the five folds (default: 3)")
+    option(
         "--methods",
         nargs="+",
         default=["all"],
@@ -43,25 +42,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="naive, mmd, cai, ss, rm, paper, ours, or all; ablation for the steps from paper to ours; of "
         "harmonizers raw, combat, combat-gam, covbat, ours and others",
     )
-    command.add_argument(
+    option(
         "--seeds",
         "--splits",
         type=int,
         help="with which everything is repeated; for images, random splits (default: 3, of images 5)",
     )
-    command.add_argument(
-        "--quick", action="store_true", help="one seed and a third of the training, to see the whole path"
-    )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    command.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: all cores)")
-    command.add_argument("--fresh", action="store_true", help="run everything anew")
-    command.add_argument(
-        "--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)"
-    )
-    command.add_argument(
-        "--dry-run", action="store_true", help="say what would be done and how long it takes"
-    )
-    add_scheduler(command)
+    option("--quick", action="store_true", help="one seed and a third of the training, to see the whole path")
+    options.add_common(command, "out", "jobs")
+    option("--fresh", action="store_true", help="run everything anew")
+    option("--settings", type=Path, metavar="FILE", help="settings of `equipool select` (default: ours)")
+    options.add_common(command, "dry-run", "scheduler")
     command.set_defaults(
         command=run, go_on="Runs that are done are kept; run the same command again to go on."
     )
@@ -81,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_dataset(name)  # before any folder is made
     if arguments.seeds is not None and arguments.seeds < 1:
         raise InputError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
-    groups = {"all": METHODS, "ablation": ABLATION}
-    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    methods = _methods(arguments, {"all": METHODS, "ablation": ABLATION})
     settings = read_settings(arguments.settings) if arguments.settings else None
     usual = 5 if any(map(is_brains, arguments.datasets)) else 3
     if arguments.quick:
@@ -128,11 +118,10 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
     pools = {}
     for table in arguments.datasets[1:]:
-        own = _with_roles(arguments, table)
-        name, pool = read_pool(table, site=own.site, **roles(own))
+        chosen = _with_roles(arguments, table)
+        name, pool = read_pool(table, site=chosen.site, **options.roles(chosen))
         pools[name if name not in pools else table] = pool
-    groups = {"all": HARMONIZERS}
-    methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+    methods = _methods(arguments, {"all": HARMONIZERS})
     if arguments.dry_run:
         tasks = 5 * arguments.repeats * len(pools)
         seconds = [_fold_seconds(pool, methods) for pool in pools.values()]
@@ -149,6 +138,11 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
     print((arguments.out / "harmonizers.md").read_text(encoding="utf-8"))
     print(f"Folds: {arguments.out / 'folds.csv'}\nFigure: {figure}")
     return 0
+
+
+def _methods(arguments: argparse.Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
+    """Return the methods of a call, each once, with the names of groups resolved."""
+    return tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
 
 
 def _fold_seconds(pool: Any, methods: tuple[str, ...]) -> float:
@@ -173,10 +167,11 @@ def _say_dry(arguments: argparse.Namespace, what: str, wanted: int, todo: int, s
 
 def _with_roles(arguments: argparse.Namespace, table: str) -> argparse.Namespace:
     """Return the arguments with the roles of one table, which may have other columns than the next."""
-    own = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
+    chosen = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
     if not table.startswith("simulated-"):
-        from equipool.data.tables import read_columns, read_table
+        from equipool.data.tables import read_table
 
-        say_roles(take_roles(own, read_columns(table), ROLES, site_needed=True))
-        leave_out(own, read_table(table))
-    return own
+        frame = read_table(table)
+        say_roles(take_roles(chosen, frame.columns, ROLES, site_needed=True))
+        leave_out(chosen, frame)
+    return chosen

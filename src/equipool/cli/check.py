@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
+from equipool.cli import options
 from equipool.cli.config import check_config_path, write_config
-from equipool.cli.participants import add_images, add_roles, preset_roles, read_people, roles
-
-__all__ = ["add", "run"]
+from equipool.cli.participants import preset_roles, read_participants
+from equipool.progress import say
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,20 +20,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Look at a table before anything is fitted: sites, overlap of covariates, confounding, "
         "bad values; where there are images, every one of them. Ends with a verdict.",
     )
-    command.add_argument(
-        "table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images"
-    )
-    add_roles(command)
-    add_images(command)
-    command.add_argument(
-        "--missing",
-        choices=("error", "impute"),
-        default="error",
-        help="whether missing feature values stand in the way (default: error)",
-    )
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
-    command.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
-    command.add_argument(
+    option = command.add_argument
+    option("table", metavar="TABLE", type=Path, help="a .csv, .tsv or .parquet file, or a folder of images")
+    options.add_roles(command)
+    options.add_images(command)
+    options.add_common(command, "missing", "json")
+    option("--figure", type=Path, metavar="FILE", help="also draw it, as .png, .svg or .pdf")
+    option(
         "--write-config",
         type=Path,
         metavar="FILE",
@@ -55,26 +47,25 @@ def run(arguments: argparse.Namespace) -> int:
         from equipool.report.style import check_figure_path, save_figure
 
         check_figure_path(arguments.figure)
-    people, images = read_people(arguments)
+    frame, images = read_participants(arguments)
     report = check(
-        people,
+        frame,
         site=arguments.site,
         images=images,
         mask=arguments.mask,
         missing=arguments.missing,
         progress=True,
-        **roles(arguments),
+        **options.roles(arguments),
     )
-    if arguments.subject and not people[arguments.subject].is_unique:
-        print(
-            f"equipool: {len(people)} rows are visits of {people[arguments.subject].nunique()} people; what "
-            "follows counts rows, so sites have fewer people than it says.",
-            file=sys.stderr,
+    if arguments.subject and not frame[arguments.subject].is_unique:
+        participants = f"{frame[arguments.subject].nunique()} participants"
+        say(
+            f"equipool: {len(frame)} rows are visits of {participants}; what follows counts rows, so sites "
+            "have fewer participants than it says."
         )
     if arguments.write_config:
-        print(f"Config: {write_config(arguments.write_config, arguments)}", file=sys.stderr)
+        say(f"Config: {write_config(arguments.write_config, arguments)}")
     print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2) if arguments.json else report)
     if arguments.figure:
-        written = save_figure(preflight_figure(report), arguments.figure)
-        print(f"Figure: {written}", file=sys.stderr)
+        say(f"Figure: {save_figure(preflight_figure(report), arguments.figure)}")
     return 0 if report.ok else 1

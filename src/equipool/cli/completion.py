@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add", "run"]
-
 HOW = """\
 bash:  eval "$(equipool completion bash)"           in ~/.bashrc
 zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit
@@ -41,7 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=HOW,
     )
     command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
-    # The parsers of all commands, known once they are all added.
+    # The parsers of all commands, complete once they are all added.
     command.set_defaults(command=run, parsers=commands.choices)
 
 

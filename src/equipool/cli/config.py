@@ -12,28 +12,8 @@ from typing import Any
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = ["add_config", "check_config_path", "read_config", "write_config"]
-
 # Options that belong to one call, not to the data.
-OF_A_CALL = {
-    "help",
-    "config",
-    "write-config",
-    "no-guess",
-    "json",
-    "figure",
-    "out",
-    "dry-run",
-    "force",
-    "fresh",
-}
-
-
-def add_config(command: argparse._ActionsContainer) -> None:
-    """Add the option that names the file."""
-    command.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file with options (see check --write-config)"
-    )
+OF_A_CALL = "h config write-config no-guess json figure out dry-run force fresh".split()
 
 
 def read_config(path: Path, command: str) -> dict[str, Any]:
@@ -41,7 +21,7 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); `equipool check TABLE --write-config FILE` makes one."
@@ -51,14 +31,14 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
             f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
         ) from error
     options = _options()
-    known = {key for own in options.values() for key in own}
-    for key in found:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(known))}."
+    keys = {key for actions in options.values() for key in actions}
+    for key in content:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(keys))}."
             raise InputError(f"{path} has the unknown key {key!r}; {hint}")
-    own = options.get(command, {})
-    return {own[key].dest: _value(own[key], value, key, path) for key, value in found.items() if key in own}
+    given = {key: action for key, action in options.get(command, {}).items() if key in content}
+    return {action.dest: _value(action, content[key], key, path) for key, action in given.items()}
 
 
 def check_config_path(path: Path) -> None:
@@ -77,7 +57,7 @@ def write_config(path: Path, arguments: argparse.Namespace) -> Path:
         "# Options of equipool for one table or folder; flags of a call win over these.",
         f"# Use it:  equipool harmonize {arguments.table} --config {path} --out DIR",
     ]
-    left = ["", "# Not set; take the first # away to set one."]
+    unset = ["", "# Not set; take the first # away to set one."]
     for key, action in {**_options()["check"], **_options()["harmonize"]}.items():
         value = getattr(arguments, action.dest, action.default)
         if key in ("covariate", "target", "id") and not value and not (key == "id" and arguments.subject):
@@ -86,8 +66,8 @@ def write_config(path: Path, arguments: argparse.Namespace) -> Path:
         help = (action.help or "").replace("%%", "%")
         text = textwrap.wrap(help, 98, initial_indent="# ", subsequent_indent="# ")
         line = f"{key} = {_toml(value if value is not None else _example(action))}"
-        (lines if set_here else left).extend(["", *text, line if set_here else f"# {line}"])
-    return write_whole(path, "\n".join([*lines, *left, ""]))
+        (lines if set_here else unset).extend(["", *text, line if set_here else f"# {line}"])
+    return write_whole(path, "\n".join([*lines, *unset, ""]))
 
 
 def _options() -> dict[str, dict[str, argparse.Action]]:
@@ -98,12 +78,11 @@ def _options() -> dict[str, dict[str, argparse.Action]]:
     subparsers = parser.add_subparsers()
     for command in (check, harmonize, report, benchmark):
         command.add(subparsers)
-    found = {}
-    for name, own in subparsers.choices.items():
-        by_key = {a.option_strings[0].lstrip("-"): a for a in own._actions if a.option_strings}
-        by_key["help"] = by_key.pop("h")
-        found[name] = {key: action for key, action in by_key.items() if key not in OF_A_CALL}
-    return found
+    options: dict[str, dict[str, argparse.Action]] = {}
+    for name, command_parser in subparsers.choices.items():
+        by_key = {a.option_strings[0].lstrip("-"): a for a in command_parser._actions if a.option_strings}
+        options[name] = {key: action for key, action in by_key.items() if key not in OF_A_CALL}
+    return options
 
 
 def _value(action: argparse.Action, value: Any, key: str, path: Path) -> Any:

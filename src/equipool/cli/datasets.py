@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from equipool.cli.outputs import add_json
+from equipool.cli import options
 from equipool.exceptions import InputError
-
-__all__ = ["add", "run"]
 
 COLUMNS = ("name", "people", "sites", "source", "cached")
 
@@ -21,9 +19,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="List the datasets of the benchmark, or fetch some into the cache (the folder that the "
         "environment variable EQUIPOOL_CACHE names, else the user's own).",
     )
-    command.add_argument("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
-    command.add_argument("names", nargs="*", metavar="DATASET", help="fetch: such as german")
-    add_json(command)
+    option = command.add_argument
+    option("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
+    option("names", nargs="*", metavar="DATASET", help="fetch: such as german")
+    options.add_common(command, "json")
     command.set_defaults(command=run, go_on="Files that were fetched are kept; run it again to go on.")
 
 
@@ -44,9 +43,9 @@ def _list(arguments: argparse.Namespace) -> int:
         print(json.dumps({"datasets": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}))
         return 0
     table = [COLUMNS, *((*map(str, row[:-1]), "yes" if row[-1] else "no") for row in rows)]
-    width = [max(len(row[k]) for row in table) for k in range(len(COLUMNS))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        print("  ".join(cell.ljust(size) for cell, size in zip(row, width, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
@@ -60,7 +59,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
         split = load_dataset(name)
         fetched.append({"name": name, "train": len(split.train), "test": len(split.test)})
         if not arguments.json:
-            print(f"{name}: {len(split.train)} people to fit on, {len(split.test)} to judge on")
+            print(f"{name}: {len(split.train)} rows to fit on, {len(split.test)} to judge on")
     if arguments.json:
         print(json.dumps({"fetched": fetched}))
     return 0

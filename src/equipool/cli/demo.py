@@ -14,7 +14,7 @@ from equipool.files import write_whole
 if TYPE_CHECKING:
     from equipool.simulate import SimulatedTable
 
-__all__ = ["add", "run"]
+from equipool.cli import options
 
 MARKER = ".equipool-demo"
 FILES = ("table.csv", "preflight.json", "preflight.png", "harmonized.csv", "pooled.png")
@@ -29,13 +29,12 @@ In participants whom the pooler has not seen:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    command = commands.add_parser("demo", help="a made-up pool of three scanners: see what equipool does")
-    command.add_argument(
-        "--out", type=Path, default=Path("equipool-demo"), metavar="DIR", help="where to write"
-    )
-    command.add_argument("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
-    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    command.add_argument("--force", action="store_true", help="overwrite an earlier demo in DIR")
+    command = commands.add_parser("demo", help="a simulated pool of three scanners: see what equipool does")
+    option = command.add_argument
+    option("--out", type=Path, default=Path("equipool-demo"), metavar="DIR", help="where to write")
+    option("--overlap", type=float, default=0.0, help="of the sites' ages, 0 to 1 (default: 0)")
+    options.add_common(command, "seed")
+    option("--force", action="store_true", help="overwrite an earlier demo in DIR")
     command.set_defaults(command=run, go_on="Run it again with --force.")
 
 

@@ -1,30 +1,22 @@
-"""Folders that commands write: new ones, or earlier ones of the same command, and nobody else's."""
+"""Folders that commands write: new ones, or earlier ones of the same command, and no others."""
 
 from __future__ import annotations
 
-import argparse
 import glob
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import write_whole
+from equipool.files import read_json, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["add_json", "announce", "check_out", "content_hash", "whole_or_nothing"]
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    """Add the option for scripts."""
-    command.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
 
 
 def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> bool:
@@ -42,10 +34,7 @@ def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> b
     marker = _marker(out, command)
     if not marker.is_file():
         raise InputError(f"{out} is not empty; choose another folder.")
-    known = None
-    with suppress(OSError, ValueError):
-        known = json.loads(marker.read_text(encoding="utf-8"))
-    if facts is not None and known != json.loads(json.dumps(facts)):
+    if facts is not None and read_json(marker) != json.loads(json.dumps(facts)):
         raise InputError(
             f"{out} holds an earlier `equipool {command}` of other data or options; choose another folder."
         )
@@ -53,11 +42,13 @@ def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> b
 
 
 @contextmanager
-def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[str, ...]) -> Iterator[Path]:
+def whole_or_nothing(
+    out: Path, command: str, facts: dict[str, Any], earlier: tuple[str, ...]
+) -> Iterator[Path]:
     """Give a folder to write into, whose files take their places in ``out`` when all of them are there.
 
-    Where anything fails or is interrupted, ``out`` is as it was. Of an earlier run those files go, by
-    patterns, that this one did not write again.
+    Where anything fails or is interrupted, ``out`` is as it was. Files of an ``earlier`` run, by their
+    patterns, are deleted if this one does not write them again.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     _sweep(out)
@@ -65,10 +56,10 @@ def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[
     try:
         work.mkdir()
         yield work
-        write_whole(_marker(work, command), json.dumps(facts, ensure_ascii=False))
-        _take_places(work, out, command, own)
+        write_json(_marker(work, command), facts)
+        _take_places(work, out, command, earlier)
     except EquipoolError as error:
-        # The folder is nobody's business: people know the one that they named.
+        # The user knows the folder that they named, not this one.
         raise type(error)(str(error).replace(str(work), str(out))) from error
     except OSError as error:
         if error.filename is not None:
@@ -78,39 +69,36 @@ def whole_or_nothing(out: Path, command: str, facts: dict[str, Any], own: tuple[
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _take_places(work: Path, out: Path, command: str, own: tuple[str, ...]) -> None:
-    earlier = (
-        {path for pattern in own for path in out.glob(pattern)} if _marker(out, command).is_file() else set()
-    )
+def _take_places(work: Path, out: Path, command: str, earlier: tuple[str, ...]) -> None:
+    marker = _marker(out, command)
+    patterns = earlier if marker.is_file() else ()
+    stale = {path for pattern in patterns for path in out.glob(pattern)}
     out.mkdir(exist_ok=True)
     files = [path for path in work.rglob("*") if path.is_file()]
-    # The marker first: should this be killed half-way, the same command may go on here. The list of people
-    # last: a folder that has it is whole.
-    marker = _marker(out, command).name
-    for path in sorted(files, key=lambda path: (path.name != marker, path.name == "participants.tsv")):
+    # The marker first: should this be killed half-way, the same command may go on here. The participants
+    # last: a folder that has them is whole.
+    for path in sorted(files, key=lambda path: (path.name != marker.name, path.name == "participants.tsv")):
         place = out / path.relative_to(work)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.replace(place)
-        earlier.discard(place)
-    for path in earlier:
+        stale.discard(place)
+    for path in stale:
         path.unlink(missing_ok=True)
 
 
 def _sweep(out: Path) -> None:
-    """Take away what killed runs left beside the folder."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):
-        pid = left.name.rpartition("-")[2]
+    """Delete the folders beside this one of runs that were killed."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):
+        pid = folder.name.rpartition("-")[2]
         if pid.isdigit() and not _runs(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from equipool.cli.scheduler import add_scheduler
+from equipool.cli import options
 from equipool.exceptions import InputError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from equipool.preprocess.heads import Steps
-
-__all__ = ["add", "run"]
-
+ENTITIES = ("session", "run", "acq", "desc")
 EPILOG = """\
 A killed run goes on where it stopped. Look at OUT/qc.html when it is done.
 exit codes: 0 fine, 1 some heads failed (they are named), 2 the call or a file is wrong, 130 interrupted"""
@@ -31,15 +25,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "resampling and intensity normalisation of every T1-weighted image, in parallel.",
         epilog=EPILOG,
     )
-    command.add_argument("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
-    command.add_argument(
-        "--preset", choices=("adni", "adcp"), help="how the folder is laid out (default: BIDS)"
-    )
-    command.add_argument("out", metavar="OUT", type=Path, help="where the derivative is written")
-    command.add_argument(
+    option = command.add_argument
+    option("bids", metavar="BIDS", type=Path, help="the folder with sub-… folders")
+    options.add_common(command, "preset")
+    option("out", metavar="OUT", type=Path, help="where the derivative is written")
+    option(
         "--resolution", type=float, default=2.0, metavar="MM", help="voxel size of the result (default: 2)"
     )
-    command.add_argument(
+    option(
         "--skip",
         nargs="+",
         action="extend",
@@ -48,21 +41,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="STEP",
         help="leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
     )
-    command.add_argument(
+    option(
         "--brain-extracted",
         action="store_true",
         help="the images have no skull: the brain is where they are not 0",
     )
-    for part in ("session", "run", "acq", "desc"):
-        command.add_argument(
-            f"--{part}", metavar="LABEL", help=f"only images with this {part} in their names"
-        )
-    command.add_argument("--jobs", type=int, metavar="N", help="heads at a time (default: all cores)")
-    add_scheduler(command)
-    command.add_argument("--fresh", action="store_true", help="do heads again that are there already")
-    command.add_argument(
-        "--dry-run", action="store_true", help="list what would be done and how long it takes"
-    )
+    for name in ENTITIES:
+        option(f"--{name}", metavar="LABEL", help=f"only images with this {name} in their names")
+    options.add_common(command, "jobs", "scheduler")
+    option("--fresh", action="store_true", help="do heads again that are there already")
+    options.add_common(command, "dry-run")
     command.set_defaults(command=run, go_on="What is done is kept; run the same command again to go on.")
 
 
@@ -74,26 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     from equipool.report.quality_page import write_quality
 
     steps = Steps(arguments.resolution, tuple(arguments.skip), arguments.brain_extracted)
-    entities = {
-        part: getattr(arguments, part)
-        for part in ("session", "run", "acq", "desc")
-        if getattr(arguments, part) is not None
-    }
-    people = None
+    entities = {name: value for name in ENTITIES if (value := getattr(arguments, name)) is not None}
+    participants = None
     if arguments.preset:
         if entities:
             raise InputError(f"--{next(iter(entities))} goes with BIDS names, not with --preset.")
-        people = read_adni(arguments.bids) if arguments.preset == "adni" else read_adcp(arguments.bids)
+        participants = (read_adni if arguments.preset == "adni" else read_adcp)(arguments.bids)
+    what: dict[str, Any] = {"participants": participants, **entities}
     if arguments.dry_run:
-        return _dry_run(arguments, steps, people, entities)
+        return _dry_run(arguments, steps, what)
     outcome = preprocess_folder(
-        arguments.bids,
-        arguments.out,
-        steps,
-        people=people,
-        jobs=arguments.jobs,
-        fresh=arguments.fresh,
-        **entities,
+        arguments.bids, arguments.out, steps, jobs=arguments.jobs, fresh=arguments.fresh, **what
     )
     quality = {name: facts["quality"] for name, facts in outcome.facts.items()}
     table = write_quality(arguments.out, quality, outcome.pictures, outcome.failed)
@@ -104,23 +83,23 @@ def run(arguments: argparse.Namespace) -> int:
     for name, reason in outcome.failed.items():
         print(f"failed {name}: {reason}")
     print(f"Look at {arguments.out / 'qc.html'}")
-    if people is not None and people["participant_id"].duplicated().any():
-        print(f"Visits are told in {arguments.out / 'people.tsv'}; go on with that table and --images path.")
+    if participants is not None and participants["participant_id"].duplicated().any():
+        print(
+            f"Visits are listed in {arguments.out / 'people.tsv'}; go on with that table and --images path."
+        )
     return 1 if outcome.failed else 0
 
 
-def _dry_run(
-    arguments: argparse.Namespace, steps: Steps, people: pd.DataFrame | None, entities: dict[str, str]
-) -> int:
+def _dry_run(arguments: argparse.Namespace, steps: Any, what: dict[str, Any]) -> int:
     from equipool.preprocess.folder import find_heads, seconds_per_head
 
-    heads = find_heads(arguments.bids, arguments.out, steps, people=people, **entities)
+    heads = find_heads(arguments.bids, arguments.out, steps, **what)
     facts = {head.name: None if arguments.fresh else head.read_facts() for head in heads}
     for head in heads:
         print(f"{'to do' if facts[head.name] is None else 'done '}  {head.name}  {head.source}")
-    known = [found for found in facts.values() if found is not None]
+    done = [one for one in facts.values() if one is not None]
     jobs = arguments.jobs or os.cpu_count() or 1
-    todo = len(heads) - len(known)
-    minutes = seconds_per_head(known) * -(-todo // jobs) / 60
-    print(f"{len(known)} done, {todo} to do: about {minutes:.0f} min with {jobs} at a time.")
+    todo = len(heads) - len(done)
+    minutes = seconds_per_head(done) * -(-todo // jobs) / 60
+    print(f"{len(done)} done, {todo} to do: about {minutes:.0f} min with {jobs} at a time.")
     return 0

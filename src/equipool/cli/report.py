@@ -1,4 +1,4 @@
-"""``equipool report``: the HTML report of a harmonization, ours or anybody's."""
+"""``equipool report``: the HTML report of a harmonization, by equipool or another tool."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipool.cli.outputs import add_json, announce
-from equipool.cli.participants import add_roles, roles
+from equipool.cli import options
+from equipool.cli.options import roles
+from equipool.cli.outputs import announce
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
+from equipool.progress import say
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
+    from equipool.checks import Inputs
     from equipool.data import PooledDataset, Volumes
     from equipool.report.account import Account
-
-__all__ = ["add", "report_on_images", "report_on_table", "run"]
 
 ACCOUNT, PAGE = "account.json", "report.html"
 PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
 MARK = b"Made by equipool"
 MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
+JUDGING = "Evaluating on held-out participants for the report (--no-report leaves it out) …"
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "report",
-        help="the report of a harmonization again, or of anybody's tables",
+        help="the report of a harmonization again, or of any two tables",
         description="Make the report of a folder that `equipool harmonize` wrote again, without "
         "fitting anything; or judge a table that was harmonized by any means (ComBat's too): "
         "BEFORE.csv --after AFTER.csv.",
     )
-    command.add_argument(
-        "table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured"
-    )
-    command.add_argument("--after", type=Path, metavar="FILE", help="the harmonized table")
-    command.add_argument(
+    option = command.add_argument
+    option("table", metavar="SOURCE", type=Path, help="a folder of `harmonize`, or the table as measured")
+    option("--after", type=Path, metavar="FILE", help="the harmonized table")
+    option(
         "--out",
         type=Path,
         metavar="FILE",
         help="the page to write (default: report.html, in the folder or here)",
     )
-    command.add_argument("--seed", type=int, default=0, help="of the folds (default: 0)")
-    add_roles(command)
-    add_json(command)
+    option("--seed", type=int, default=0, help="of the folds (default: 0)")
+    options.add_roles(command)
+    options.add_common(command, "json")
     command.set_defaults(command=run, go_on="Nothing was written; run it again.")
 
 
@@ -113,29 +114,31 @@ def _read_account(folder: Path) -> Account:
 
 
 def _two_tables(arguments: argparse.Namespace) -> Account:
-    from equipool.cli.participants import read_people
-    from equipool.data import PooledDataset, check
+    from equipool.checks import Inputs, preflight
+    from equipool.cli.participants import read_participants
+    from equipool.data import PooledDataset
     from equipool.data.tables import read_table
     from equipool.report.account import account_of
 
     for name in ("images", "preset"):
         setattr(arguments, name, None)
-    frame, _ = read_people(arguments)
-    pool = PooledDataset.from_frame(frame, site=arguments.site, **roles(arguments))
+    frame, _ = read_participants(arguments)
+    inputs = Inputs.from_frame(frame, site=arguments.site, **roles(arguments))
+    pool = PooledDataset.from_inputs(inputs)
     labels = [name for name in (arguments.site, arguments.id) if name]
     after = _aligned(frame, read_table(arguments.after, labels=labels), arguments)
     given = PooledDataset.from_frame(
         after, site=arguments.site, like=pool, **{**roles(arguments), "task": None}
     )
-    preflight = check(frame, site=arguments.site, **roles(arguments))
     made = _made(arguments, {arguments.table.name: arguments.table, arguments.after.name: arguments.after})
-    print("Judging held-out participants …", file=sys.stderr)
+    say("Evaluating on held-out participants …")
     subject = frame[arguments.subject].to_numpy() if arguments.subject else None
-    return account_of(pool, given.features, None, preflight, subject=subject, seed=arguments.seed, made=made)
+    before = preflight(inputs)
+    return account_of(pool, given.features, None, before, subject=subject, seed=arguments.seed, made=made)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
-    """Return the harmonized table in the order of the other, with the columns that it left out."""
+    """Return the harmonized table in the order of the other, with the columns that it does not have."""
     after = after.rename(columns=str)
     id = arguments.id
     if id:
@@ -145,23 +148,23 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
         if missing or after[id].duplicated().any():
             who = sorted(missing)[0] if missing else "an id twice"
             raise InputError(
-                f"{arguments.table} and {arguments.after} are not of the same people ({who!r}); give both "
-                "the same rows."
+                f"{arguments.table} and {arguments.after} are not of the same participants ({who!r}); give "
+                "both the same rows."
             )
         after = after.set_index(after[id].astype(str)).loc[before[id].astype(str)]
     if len(before) != len(after):
         raise InputError(
             f"{arguments.table} has {len(before)} rows and {arguments.after} {len(after)}; give the "
-            "same people."
+            "same rows."
         )
     after = after.reset_index(drop=True)
-    told = [arguments.site, *arguments.covariates, arguments.target]
-    for name in (name for name in told if name):
+    shared = [arguments.site, *arguments.covariates, arguments.target]
+    for name in (name for name in shared if name):
         if name in after and not _same(before[name], after[name], exactly=name == arguments.site):
             advice = (
                 f"rows were matched by {id!r}, so correct the column, or leave it out of {arguments.after}."
                 if id
-                else "rows are not of the same people; name the column to match them by with --id."
+                else "rows are not of the same participants; name the column to match them by with --id."
             )
             raise InputError(f"Column {name!r} differs between the two tables: {advice}")
         after = after.assign(**{name: before[name].to_numpy()})
@@ -171,7 +174,7 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
 def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
     """Compare numbers as numbers, since programs write 34 as 34.0 and round; anything else as text.
 
-    Sites' numbers are names, which nobody rounds: these are compared ``exactly``.
+    Sites' numbers are names, which are not rounded: these are compared ``exactly``.
     """
     import numpy as np
     import pandas as pd
@@ -187,22 +190,26 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 
 
 def report_on_table(
-    arguments: argparse.Namespace, frame: pd.DataFrame, pool: PooledDataset, clean: NDArray[np.float64]
+    arguments: argparse.Namespace,
+    inputs: Inputs,
+    pool: PooledDataset,
+    clean: NDArray[np.float64],
+    subject: pd.Series | None,
 ) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
-    from equipool.data import check
+    from equipool.checks import preflight
     from equipool.estimators import SiteHarmonizer
     from equipool.report.account import account_of, refit_table
 
-    print("Judging held-out participants for the report (--no-report leaves it out) …", file=sys.stderr)
-    subject = frame[arguments.subject].to_numpy() if arguments.subject else None
+    say(JUDGING)
+    participants = None if subject is None else subject.to_numpy()
     make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
     account = account_of(
         pool,
         clean,
-        refit_table(pool, make, subject),
-        check(frame, site=arguments.site, missing=arguments.missing, **roles(arguments)),
-        subject=subject,
+        refit_table(pool, make, participants),
+        preflight(inputs, missing=arguments.missing),
+        subject=participants,
         seed=arguments.seed,
         made=_made(arguments, {arguments.table.name: arguments.table}),
     )
@@ -211,34 +218,30 @@ def report_on_table(
 
 def report_on_images(
     arguments: argparse.Namespace,
-    frame: pd.DataFrame,
+    inputs: Inputs,
     pool: PooledDataset,
     volumes: Volumes,
     pooler: Any,
-    people: pd.DataFrame,
+    subject: NDArray[Any],
     statmap: dict[str, Any] | None,
 ) -> Path:
     """Write the account and the report of harmonized images, and return the page."""
     import numpy as np
 
-    from equipool.data.tables import INTENSITY, check
+    from equipool.checks import preflight
+    from equipool.data.tables import with_intensity
     from equipool.judge.blocks import Blocks
     from equipool.report.account import account_of, refit_images, tau_of
 
-    print("Judging held-out participants for the report (--no-report leaves it out) …", file=sys.stderr)
+    say(JUDGING)
     brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
-    preflight = check(
-        frame.assign(**{INTENSITY: brightness}),
-        site=arguments.site,
-        **{**roles(arguments), "features": [INTENSITY]},
-    )
     blocks = Blocks(volumes)
     before = blocks.measured()
     account = account_of(
         pool,
         blocks.harmonized(pooler.volume_sites_, pool),
         refit_images(pool, blocks),
-        preflight,
+        preflight(with_intensity(inputs, brightness)),
         before=before,
         features=blocks.names(),
         kind="images",
@@ -247,7 +250,7 @@ def report_on_images(
         ],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=tau_of(pooler, volumes, pool),
-        subject=people["participant_id"].to_numpy(),
+        subject=subject,
         statmap=statmap,
         seed=arguments.seed,
         made=_made(arguments, {}, images=volumes.paths),
@@ -260,7 +263,7 @@ def _write(out: Path, account: Account) -> Path:
 
     write_whole(out / ACCOUNT, account.to_json())
     for one in account.verdict:
-        print(f"{MARKS[one['level']]} {one['text']}", file=sys.stderr)
+        say(f"{MARKS[one['level']]} {one['text']}")
     return write_report(out / PAGE, account)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from equipool.cli.scheduler import add_scheduler
+from equipool.cli import options
 from equipool.exceptions import MissingExtraError
-
-__all__ = ["add", "run"]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,19 +13,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "select",
         help="choose a method's settings on validation splits",
-        description="Search settings on validation splits of the training people: among those within the "
-        "tolerance of the best accuracy, the one from which the site is read worst. A killed search goes on "
-        "where it stopped. `equipool benchmark --settings DIR/settings.json` takes the result.",
+        description="Search settings on validation splits of the training rows: among those within the "
+        "tolerance of the best accuracy, the one from which a classifier predicts the site worst. A killed "
+        "search goes on where it stopped. The result is for `equipool benchmark --settings FILE`.",
     )
-    command.add_argument("dataset", metavar="DATASET", help="german or adult")
-    command.add_argument("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
-    command.add_argument("--trials", type=int, default=20, help="settings tried a method (default: 20)")
-    command.add_argument(
+    option = command.add_argument
+    option("dataset", metavar="DATASET", help="german or adult")
+    option("--methods", nargs="+", default=["all"], metavar="NAME", help="default: all")
+    option("--trials", type=int, default=20, help="settings tried a method (default: 20)")
+    option(
         "--tolerance", type=float, default=0.05, help="share of the best accuracy given up (default: 0.05)"
     )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    command.add_argument("--jobs", type=int, metavar="N", help="fits at a time (default: all cores)")
-    add_scheduler(command)
+    options.add_common(command, "out", "jobs", "scheduler")
     command.set_defaults(
         command=run, go_on="Trials that are done are kept; run the same command again to go on."
     )

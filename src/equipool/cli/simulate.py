@@ -1,4 +1,4 @@
-"""``equipool simulate``: a BIDS folder of made-up brains from several scanners, with the truth."""
+"""``equipool simulate``: a BIDS folder of simulated brains from several scanners, with the truth."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
-from equipool.cli.outputs import add_json, announce, check_out, whole_or_nothing
-from equipool.cli.progress_line import reported
+from equipool.cli import options
+from equipool.cli.outputs import announce, check_out, whole_or_nothing
 from equipool.exceptions import InputError
+from equipool.progress import counted
 
-__all__ = ["add", "run"]
-
-# What an earlier simulation wrote; participants.tsv goes first, since a folder that has it is whole.
-OWN = (
+# What an earlier simulation may have written that this one does not.
+FILES = (
     "participants.tsv",
     "dataset_description.json",
     "sub-*/anat/sub-*_desc-brain_T1w.nii.gz",
@@ -27,37 +26,33 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "simulate",
-        help="made-up brains of several scanners (BIDS), with the truth",
-        description="Write brains that age and fall ill as seen by different scanners, the same brains as no "
-        "scanner sees them, and the true effects: something to try methods on.",
+        help="simulated brains of several scanners (BIDS), with the truth",
+        description="Write brains that age and fall ill as measured by different scanners, the same brains "
+        "without a scanner, and the true effects: something to try methods on.",
     )
-    command.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
-    command.add_argument(
+    option = command.add_argument
+    option("out", metavar="OUT", type=Path, help="the folder to write")
+    option(
         "--like",
         choices=("adni", "adcp", "custom"),
         default="adni",
         help="scanners and sample counts of the paper's datasets, or your own counts (default: adni)",
     )
-    command.add_argument("--people", type=int, nargs="+", metavar="N", help="custom: people of each site")
-    command.add_argument(
+    option("--people", type=int, nargs="+", metavar="N", help="custom: participants of each site")
+    option(
         "--patients",
         type=int,
         nargs="+",
         metavar="N",
         help="custom: how many of them are ill (default: 40 %%)",
     )
-    command.add_argument(
-        "--overlap", type=float, help="of the sites' ages, 0 to 1 (default: that of the dataset)"
-    )
-    command.add_argument(
-        "--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)"
-    )
-    command.add_argument("--seed", type=int, default=0, help="of all that is random (default: 0)")
-    command.add_argument("--jobs", type=int, metavar="N", help="people at a time (default: all cores)")
-    command.add_argument("--force", action="store_true", help="overwrite an earlier simulation in OUT")
-    add_json(command)
+    option("--overlap", type=float, help="of the sites' ages, 0 to 1 (default: that of the dataset)")
+    option("--resolution", type=float, default=4.0, metavar="MM", help="voxel size, 1 to 8 (default: 4)")
+    options.add_common(command, "seed", "jobs")
+    option("--force", action="store_true", help="overwrite an earlier simulation in OUT")
+    options.add_common(command, "json")
     command.set_defaults(
-        command=run, go_on="What was half done is taken away again; the same command starts anew."
+        command=run, go_on="What was half done is deleted again; the same command starts anew."
     )
 
 
@@ -73,18 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise InputError(f"--seed must be 0 or more. Got {arguments.seed}.")
     if (arguments.like == "custom") != (arguments.people is not None):
-        raise InputError("--people goes with --like custom: say how many people each site has.")
+        raise InputError("--people goes with --like custom: say how many participants each site has.")
     if arguments.patients is not None and arguments.people is None:
         raise InputError("--patients goes with --like custom and --people.")
-    like = arguments.like
-    if like == "custom":
-        like = custom_cohort(arguments.people, arguments.patients)
+    like = custom_cohort(arguments.people, arguments.patients) if arguments.people else arguments.like
     brains = simulate_brains(
         like, overlap=arguments.overlap, resolution=arguments.resolution, random_state=arguments.seed
     )
-    with whole_or_nothing(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, OWN) as new:
-        steps = brains.write(new, jobs=arguments.jobs or os.cpu_count() or 1)
-        for _ in reported(steps, len(brains), "Brains"):
+    with whole_or_nothing(out, "simulate", {"like": arguments.like, "seed": arguments.seed}, FILES) as new:
+        written = brains.write(new, jobs=arguments.jobs or os.cpu_count() or 1)
+        for _ in counted(written, "Brains", len(brains)):
             pass
     counts = {site: int(n) for site, n in sorted(brains.people["site"].value_counts().items())}
     made = {
@@ -94,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     }
     announce(arguments.json, made, sites=counts)
     if not arguments.json:
-        print(f"{len(brains)} people: {', '.join(f'{site} {n}' for site, n in counts.items())}")
+        print(f"{len(brains)} participants: {', '.join(f'{site} {n}' for site, n in counts.items())}")
         if len(counts) == 1:
-            few = brains.people.shape[0] // 2 or 1
-            print(f"One site leaves nothing to pool; for two say, for example, --people {few} {few}.")
+            half = len(brains) // 2 or 1
+            print(f"One site leaves nothing to pool; for two say, for example, --people {half} {half}.")
         print(f"Next, try: equipool check {out}")
     return 0

@@ -1,11 +1,12 @@
-"""Pools of people: reading tables and images, holding and splitting them."""
+"""Pools of several sites: reading tables and images, holding, splitting and writing them."""
 
 from equipool.data.bids import find_images, read_bids
+from equipool.data.nifti import check_volumes, write_volume
 from equipool.data.pooled import Covariate, PooledDataset
 from equipool.data.presets import read_adcp, read_adni
 from equipool.data.roles import guess_roles
 from equipool.data.tables import check, read_table
-from equipool.data.volumes import Volumes, check_volumes, write_volume
+from equipool.data.volumes import Volumes
 
 __all__ = [
     "Covariate",

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from equipool.checks.inputs import as_numbers, parse_labels
+from equipool.checks.inputs import as_frame, as_numbers, parse_labels
 from equipool.exceptions import InputError
-
-__all__ = ["Encoding", "covariate_frame", "encode"]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the user's covariates become numbers: categories of more than two levels are taken apart."""
+    """How the user's covariates become numbers: categories of more than two levels become 0/1 columns."""
 
     columns: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
@@ -32,12 +29,12 @@ class Encoding:
                 columns[name] = frame[name]
                 continue
             labels = parse_labels(frame[name])
-            wrong = [k for k, label in enumerate(labels) if label not in levels]
-            if wrong:
-                raise InputError(
-                    f"The covariate {name!r} is {labels[wrong[0]]!r} in row {wrong[0] + 1}; at fit it was "
-                    f"one of {', '.join(levels)}; correct it, or leave the row out."
-                )
+            for row, label in enumerate(labels, start=1):
+                if label not in levels:
+                    raise InputError(
+                        f"The covariate {name!r} is {label!r} in row {row}; at fit it was one of "
+                        f"{', '.join(levels)}; correct it, or leave the row out."
+                    )
             columns |= {f"{name}={level}": (labels == level).astype(float) for level in levels[1:]}
         return pd.DataFrame(columns, index=frame.index)
 
@@ -45,11 +42,10 @@ class Encoding:
 def encode(frame: pd.DataFrame) -> Encoding:
     """Find the categories with more than two levels; their levels are kept in alphabetical order."""
     categories = {}
-    for name in frame.columns:
-        column = frame[name]
-        said = isinstance(column.dtype, pd.CategoricalDtype)
-        if not said and as_numbers(column).notna().any():
-            continue  # numbers, perhaps with a slip: the validator names the cell
+    for name, column in frame.items():
+        is_category = isinstance(column.dtype, pd.CategoricalDtype)
+        if not is_category and as_numbers(column).notna().any():
+            continue  # numbers, perhaps with a slip: the check of the inputs names the cell
         labels = parse_labels(column)
         levels = sorted({label for label in labels if label is not None})
         if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
@@ -58,24 +54,17 @@ def encode(frame: pd.DataFrame) -> Encoding:
 
 
 def covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """Return covariates as a frame; what has no names of its own takes those known from fit, by position."""
+    """Return covariates as a frame; values without names take those of the fit, by position."""
     if covariates is None:
         return pd.DataFrame(index=range(rows))
-    if isinstance(covariates, (pd.DataFrame, dict)):
-        frame = pd.DataFrame(covariates).reset_index(drop=True).rename(columns=str)
-        if names is not None and frame.shape[1] == len(names) == 1 and names[0] == "c0":
-            frame.columns = list(names)
-    elif isinstance(covariates, pd.Series):
-        name = names[0] if names is not None and len(names) == 1 else str(covariates.name or "c0")
-        frame = covariates.reset_index(drop=True).to_frame(name)
-    else:
-        array = np.asarray(covariates)
-        array = array[:, None] if array.ndim == 1 else array
-        if names is not None and array.shape[1] != len(names):
+    named = isinstance(covariates, (pd.DataFrame, dict))
+    frame = as_frame(pd.DataFrame(covariates) if named else covariates, "covariates", "c")
+    if names is not None and (not named or (names == ("c0",) and frame.shape[1] == 1)):
+        if frame.shape[1] != len(names):
             raise InputError(
-                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {array.shape[1]}."
+                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {frame.shape[1]}."
             )
-        frame = pd.DataFrame(array, columns=list(names or (f"c{k}" for k in range(array.shape[1]))))
+        frame.columns = list(names)
     if len(frame) != rows:
         raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
     return frame

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["mni_grid"]
-
 # The paper's box: 91 × 109 × 91 voxels at 2 mm.
 CORNER, EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)
 

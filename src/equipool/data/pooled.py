@@ -1,4 +1,4 @@
-"""PooledDataset: people from several sites, with features or images, a target and covariates."""
+"""PooledDataset: rows from several sites, with features or images, a target and covariates."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
-from equipool.checks.findings import listed
+from equipool.checks.findings import listed, plural
 from equipool.data.splits import deal, systematic
 from equipool.data.tables import image_paths, label_columns, read_table
 from equipool.exceptions import InputError
-
-__all__ = ["Covariate", "PooledDataset"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -27,7 +25,7 @@ Stratum = Literal["site", "target"] | str
 
 @dataclass(frozen=True)
 class Covariate:
-    """A covariate's name, unit and scale; scaled values lie in [−1, 1] over the people it was made from.
+    """A covariate's name, unit and scale; scaled values lie in [−1, 1] over the rows it was made from.
 
     Examples
     --------
@@ -57,13 +55,13 @@ class Covariate:
         return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
 
     def unscaled(self, values: ArrayLike) -> Any:
-        """Return values in the covariate's own unit."""
+        """Return values in the covariate's unit."""
         return np.asarray(values, dtype=np.float64) * self.scale + self.centre
 
 
 @dataclass(frozen=True, eq=False)
 class PooledDataset:
-    """A checked, immutable pool of people from several sites.
+    """A checked, immutable pool of rows from several sites.
 
     Build it with :meth:`from_arrays`, :meth:`from_frame` or :meth:`read`; select rows with
     ``pool[rows]`` or :meth:`select`. A selection keeps the sites' names and the covariates' scale of the
@@ -78,11 +76,11 @@ class PooledDataset:
     y
         Target: class labels or numbers, or ``None``.
     site
-        Index of each person's site in ``sites``.
+        Index of each row's site in ``sites``.
     sites
         The sites' names, in order.
     C
-        Covariates (rows, K) in their own units; :attr:`scaled` has them in [−1, 1].
+        Covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1].
     covariates
         Name, unit and scale of each.
     ids
@@ -148,18 +146,21 @@ class PooledDataset:
         missing
             ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
         like
-            A pool whose sites, levels, scales and task are to be used: for new people, even a single one.
-            Sites that it does not know come after its own.
+            A pool whose sites, levels, scales and task are to be used: for new rows, even a single one.
+            Sites that it does not have come last.
         """
         paths = None if images is None else image_paths(pd.DataFrame({"images": list(images)}), "images")
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
-        if paths is not None:
-            # The validator sees the images as one column that always varies.
-            X = np.arange(len(paths), dtype=np.float64)[:, None]
+        if paths is not None and len(paths) != len(site):
+            raise InputError(
+                f"site has {len(site)} values for {plural(len(paths), 'image')}; give one for each."
+            )
         if like is not None:
-            arrays = {"covariate_names": like.covariate_names, **arrays, **like._meaning()}
-        return cls._from_inputs(Inputs.from_arrays(X, site=site, **arrays), units, missing, paths, like)
+            arrays = {"covariate_names": like.covariate_names, **arrays}
+            arrays |= {"levels": like._levels(), "task": like.task}
+        inputs = Inputs.from_arrays(X, site=site, **arrays)
+        return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
     @classmethod
     def from_frame(
@@ -178,64 +179,64 @@ class PooledDataset:
         ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is as for
         :meth:`from_arrays`.
         """
-        paths = None
-        if images is not None:
-            paths = image_paths(frame, images)
-            frame = frame.assign(**{images: np.arange(len(frame), dtype=np.float64)})
-            roles["features"] = [images]
+        paths = None if images is None else image_paths(frame, images)
         if like is not None:
-            roles = {**roles, **like._meaning()}
-            if paths is None:
-                roles["features"] = list(like.feature_names)
-        return cls._from_inputs(Inputs.from_frame(frame, site=site, **roles), units, missing, paths, like)
+            roles = {**roles, "levels": like._levels(), "task": like.task, "features": like.feature_names}
+        inputs = Inputs.from_frame(frame, site=site, images=images, **roles)
+        return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
     @classmethod
     def read(cls, path: str | Path, *, site: str, **roles: Any) -> PooledDataset:
         """Build a pool from a CSV, TSV or Parquet file; arguments as for :meth:`from_frame`."""
-        labels = label_columns(site, cast(Roles, roles))
-        return cls.from_frame(read_table(path, labels=labels), site=site, **roles)
+        return cls.from_frame(read_table(path, labels=label_columns(site, roles)), site=site, **roles)
 
     @classmethod
-    def _from_inputs(
+    def from_inputs(
         cls,
         inputs: Inputs,
-        units: Mapping[str, str] | None,
-        missing: Missing,
-        images: tuple[Path, ...] | None,
-        like: PooledDataset | None,
+        *,
+        images: tuple[Path, ...] | None = None,
+        units: Mapping[str, str] | None = None,
+        missing: Missing = "error",
+        like: PooledDataset | None = None,
     ) -> PooledDataset:
+        """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
-        sites, codes = _numbered_sites(inputs.site, () if like is None else like.sites)
+        if like is None:
+            covariates = _covariates_of(inputs, units or {})
+        elif inputs.covariate_names != like.covariate_names:
+            raise InputError(
+                f"The pool has the covariates {list(like.covariate_names)}. Got "
+                f"{list(inputs.covariate_names)}; give the same in the same order."
+            )
+        else:
+            covariates = like.covariates
+        # The sites of the pool that these rows are like come first.
+        first = () if like is None else like.sites
+        sites = (*first, *(name for name in inputs.sites if name not in first))
+        place = {name: k for k, name in enumerate(sites)}
         ids = inputs.ids
         if ids is None:
             ids = np.array([str(row + 1) for row in range(inputs.n_rows)], dtype=object)
         return cls(
-            X=None if images is not None else inputs.X.copy(),
+            X=inputs.X.copy() if images is None else None,
             images=images,
             y=None if inputs.target is None else inputs.target.copy(),
-            site=codes,
+            site=np.array([place[label] for label in inputs.site], dtype=np.intp),
             sites=sites,
             C=inputs.covariates.copy(),
-            covariates=_covariates_of(inputs, units or {}) if like is None else like._covariates_for(inputs),
+            covariates=covariates,
             ids=ids.copy(),
-            feature_names=() if images is not None else inputs.feature_names,
+            feature_names=inputs.feature_names if images is None else (),
             target_name=inputs.target_name,
             task=inputs.task,
             site_name=inputs.site_name,
             id_name=inputs.id_name,
         )
 
-    def _meaning(self) -> _Meaning:
-        """Return what new people's columns must mean to be comparable: text levels and the kind of target."""
-        return {"levels": {c.name: c.levels for c in self.covariates}, "task": self.task}
-
-    def _covariates_for(self, inputs: Inputs) -> tuple[Covariate, ...]:
-        if inputs.covariate_names != self.covariate_names:
-            raise InputError(
-                f"The pool has the covariates {list(self.covariate_names)}. Got "
-                f"{list(inputs.covariate_names)}; give the same in the same order."
-            )
-        return self.covariates
+    def _levels(self) -> dict[str, tuple[str, ...] | None]:
+        """Return the text levels that other rows must be coded with to be comparable."""
+        return {covariate.name: covariate.levels for covariate in self.covariates}
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -274,17 +275,16 @@ class PooledDataset:
 
     @property
     def site_labels(self) -> NDArray[np.object_]:
-        """The name of each person's site."""
+        """The name of each row's site."""
         return np.array(self.sites, dtype=object)[self.site]
 
     def covariate(self, name: str) -> FloatArray:
-        """Return one covariate by name, in its own unit."""
-        names = list(self.covariate_names)
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {names}."
+        """Return one covariate by name, in its unit."""
+        if name not in self.covariate_names:
+            near = difflib.get_close_matches(name, self.covariate_names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {list(self.covariate_names)}."
             raise InputError(f"The pool has no covariate {name!r}; {hint}")
-        return self.C[:, names.index(name)]
+        return self.C[:, self.covariate_names.index(name)]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the pool as a table: id, site, target, covariates, then features or image paths."""
@@ -332,7 +332,7 @@ class PooledDataset:
         target: Any = None,
         between: Mapping[str, tuple[float, float]] | None = None,
     ) -> PooledDataset:
-        """Select people by site, by target value and by covariate ranges (both ends included).
+        """Select rows by site, by target value and by covariate ranges (both ends included).
 
         Examples
         --------
@@ -343,8 +343,9 @@ class PooledDataset:
         """
         mask = np.ones(len(self), dtype=bool)
         if sites is not None:
-            wanted = [str(name) for name in ([sites] if np.isscalar(sites) else sites)]
-            mask &= np.isin(self.site_labels.astype(str), _known("site", wanted, self.sites))
+            chosen = [str(name) for name in ([sites] if np.isscalar(sites) else sites)]
+            _require_names("site", chosen, self.sites)
+            mask &= np.isin(self.site_labels.astype(str), chosen)
         if target is not None:
             mask &= self._has_target(target)
         for name, (low, high) in (between or {}).items():
@@ -358,7 +359,8 @@ class PooledDataset:
         if self.task == "number":
             return np.asarray(self.y == target)
         label = f"{target:g}" if isinstance(target, float) else str(target)
-        return np.asarray(self.y == _known("class", [label], sorted(set(self.y)))[0])
+        _require_names("class", [label], sorted(set(self.y)))
+        return np.asarray(self.y == label)
 
     # -- splitting -----------------------------------------------------------------------------------------
 
@@ -411,29 +413,16 @@ class PooledDataset:
         return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers
 
 
-class _Meaning(TypedDict):
-    levels: Mapping[str, tuple[str, ...] | None] | None
-    task: Task | None
-
-
 def _covariates_of(inputs: Inputs, units: Mapping[str, str]) -> tuple[Covariate, ...]:
-    """Take each covariate's scale from the people at hand."""
+    """Take each covariate's scale from the rows at hand."""
     return tuple(
         Covariate.of(name, inputs.covariates[:, k], unit=units.get(name, ""), levels=inputs.levels[k])
         for k, name in enumerate(inputs.covariate_names)
     )
 
 
-def _numbered_sites(labels: NDArray[Any], known: tuple[str, ...]) -> tuple[tuple[str, ...], IntArray]:
-    """Return the sites' names, those known first, and each row's place among them."""
-    sites = (*known, *sorted(set(labels.astype(str)) - set(known)))
-    place = {name: k for k, name in enumerate(sites)}
-    return sites, np.array([place[label] for label in labels], dtype=np.intp)
-
-
-def _known(what: str, wanted: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Return the names if all are there; else raise an error that says which are."""
-    for name in wanted:
+def _require_names(what: str, names: Sequence[str], there: Sequence[str]) -> None:
+    """Raise an error that says which names there are, where one is not among them."""
+    for name in names:
         if name not in there:
             raise InputError(f"The pool has no {what} {name!r}; it has {listed(there, shown=12)}.")
-    return list(wanted)

@@ -15,8 +15,6 @@ from equipool.data.bids import MissingImages, require_partners
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
 
-__all__ = ["read_adcp", "read_adni"]
-
 PAPER_GROUPS = ("AD", "CN")
 
 # What a column may be called, without case, spaces and signs; the first that the table has is taken.
@@ -31,7 +29,6 @@ ADNI_COLUMNS = {
     "visit": ("visit", "viscode"),
     "date": ("acqdate", "studydate", "scandate"),
 }
-ADNI_OPTIONAL = {"image", "mmse", "visit", "date"}
 ADCP_COLUMNS = {
     "subject": ("subject", "subjectid", "participantid", "ptid", "id"),
     "age": ("age",),
@@ -40,7 +37,7 @@ ADCP_COLUMNS = {
     "site": ("site", "siteid", "scanner", "centre", "center"),
     "mmse": ("mmse", "mmsetotalscore"),
 }
-ADCP_OPTIONAL = {"site", "mmse"}
+OPTIONAL = {"image", "mmse", "visit", "date", "site"}
 
 ADNI_SUBJECT = re.compile(r"\d{3}_S_\d{4,5}")
 ADNI_IMAGE = re.compile(r"(?<![A-Za-z0-9])I\d{3,}(?![A-Za-z0-9])")
@@ -56,7 +53,7 @@ def read_adni(
     groups: Sequence[str] | None = PAPER_GROUPS,
     missing_images: MissingImages = "error",
 ) -> pd.DataFrame:
-    """Return ADNI's people with their images from the search export and a folder of NIfTI files.
+    """Return ADNI's participants with their images from the search export and a folder of NIfTI files.
 
     Parameters
     ----------
@@ -78,20 +75,20 @@ def read_adni(
     A frame with ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
     and ``mmse``, ``image_id``, ``visit`` and ``date`` where known.
     """
-    table, frame = _find_table(Path(source), ADNI_COLUMNS, ADNI_OPTIONAL, "ADNI's search export")
-    folder = table.parent if images is None else Path(images)
+    path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
+    folder = path.parent if images is None else Path(images)
     files = _nifti_files(folder)
-    found = _by_id(files, folder, ADNI_IMAGE)
-    frame["key"] = frame["subject"]
-    if "image" in frame:
-        frame["image"] = "I" + frame["image"].str.strip().str.upper().str.removeprefix("I")
-        frame["key"] = frame["image"]
-    if not frame["key"].isin(found["key"]).any():
-        frame["key"] = frame["subject"]
-        found = _by_id(files, folder, ADNI_SUBJECT)
-    joined = _joined(frame, found, table, groups, missing_images).rename(columns={"image": "image_id"})
-    joined.insert(2, "site", _vendors(joined["protocol"], joined["participant_id"], table))
-    return joined.drop(columns="protocol")
+    by_image = _by_id(files, folder, ADNI_IMAGE)
+    table["key"] = table["subject"]
+    if "image" in table:
+        table["image"] = "I" + table["image"].str.strip().str.upper().str.removeprefix("I")
+        table["key"] = table["image"]
+    if not table["key"].isin(by_image["key"]).any():
+        table["key"] = table["subject"]
+        by_image = _by_id(files, folder, ADNI_SUBJECT)
+    frame = _joined(table, by_image, path, groups, missing_images).rename(columns={"image": "image_id"})
+    frame.insert(2, "site", _vendors(frame["protocol"], frame["participant_id"], path))
+    return frame.drop(columns="protocol")
 
 
 def read_adcp(
@@ -100,7 +97,7 @@ def read_adcp(
     groups: Sequence[str] | None = PAPER_GROUPS,
     missing_images: MissingImages = "error",
 ) -> pd.DataFrame:
-    """Return ADCP's people with their images from a folder with one table and NIfTI files below it.
+    """Return ADCP's participants with their images from a folder with one table and NIfTI files below it.
 
     Parameters
     ----------
@@ -119,48 +116,41 @@ def read_adcp(
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one with ADCP's table and images.")
-    table, frame = _find_table(folder, ADCP_COLUMNS, ADCP_OPTIONAL, "ADCP's table")
-    frame["key"] = frame["subject"]
-    ids = "|".join(re.escape(name) for name in sorted(frame["subject"], key=len, reverse=True))
-    found = _by_id(_nifti_files(folder), folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
-    joined = _joined(frame, found, table, groups, missing_images)
-    if "site" not in joined:
-        sites = [_site_folder(path.relative_to(folder), table) for path in joined["path"]]
-        joined.insert(2, "site", sites)
-    return joined
+    path, table = _find_table(folder, ADCP_COLUMNS, "ADCP's table")
+    ids = "|".join(re.escape(name) for name in sorted(table["subject"], key=len, reverse=True))
+    images = _by_id(_nifti_files(folder), folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
+    frame = _joined(table.assign(key=table["subject"]), images, path, groups, missing_images)
+    if "site" not in frame:
+        frame.insert(2, "site", [_site_folder(one.relative_to(folder), path) for one in frame["path"]])
+    return frame
 
 
-# -- tables ------------------------------------------------------------------------------------------------
-
-
-def _find_table(
-    source: Path, columns: Mapping[str, tuple[str, ...]], optional: set[str], what: str
-) -> tuple[Path, pd.DataFrame]:
-    """Return the table and its known columns under our names; labels as text."""
+def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str) -> tuple[Path, pd.DataFrame]:
+    """Return the table's path, and its columns under our names; labels as text."""
     if source.is_dir():
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
         if len(tables) != 1:
-            seen = f"it has {listed(path.name for path in tables)}" if tables else "it has none"
+            seen = listed(path.name for path in tables) or "none"
             raise InputError(
-                f"{source} should hold one .csv or .tsv file, {what}; {seen}. Put the one there."
+                f"{source} should hold one .csv or .tsv file, {what}; it has {seen}. Put the one there."
             )
         source = tables[0]
-    names = {re.sub(r"[^a-z0-9]", "", str(name).lower()): str(name) for name in read_table(source).columns}
-    chosen = {
-        ours: next((names[name] for name in theirs if name in names), None)
-        for ours, theirs in columns.items()
+    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in map(str, read_table(source).columns)}
+    names = {
+        ours: next((plain[one] for one in theirs if one in plain), "") for ours, theirs in columns.items()
     }
-    absent = [ours for ours, name in chosen.items() if name is None and ours not in optional]
+    absent = [
+        f"{ours} ({', '.join(columns[ours])})" for ours in columns if not names[ours] and ours not in OPTIONAL
+    ]
     if absent:
-        asked = "; ".join(f"{ours} ({', '.join(columns[ours])})" for ours in absent)
         raise InputError(
-            f"{source.name} lacks columns of {what}: {asked}. It has "
-            f"{listed(names.values(), shown=20)}; add what is missing, or rename columns."
+            f"{source.name} lacks columns of {what}: {'; '.join(absent)}. It has "
+            f"{listed(plain.values(), shown=20)}; add what is missing, or rename columns."
         )
-    there = {name: ours for ours, name in chosen.items() if name is not None}
-    labels = [name for name, ours in there.items() if ours not in ("age", "mmse")]
-    frame = read_table(source, labels=labels)[list(there)].rename(columns=there)
-    blank = [ours for ours in ("subject", "dx", "sex") if frame[ours].isna().any()]
+    ours = {name: our for our, name in names.items() if name}
+    labels = [name for name, our in ours.items() if our not in ("age", "mmse")]
+    frame = read_table(source, labels=labels)[list(ours)].rename(columns=ours)
+    blank = [our for our in ("subject", "dx", "sex") if frame[our].isna().any()]
     if blank:
         raise InputError(
             f"{source.name} has rows without {listed(blank)}; fill them in or delete these rows."
@@ -172,15 +162,13 @@ def _find_table(
     )
 
 
-def _vendors(protocols: pd.Series[Any], people: pd.Series[Any], table: Path) -> list[str]:
+def _vendors(protocols: pd.Series[Any], ids: pd.Series[Any], table: Path) -> list[str]:
     """Return the maker of each scanner from "Field Strength=3.0;Manufacturer=SIEMENS" or a plain name."""
-    vendors, unknown = [], []
-    for person, protocol in zip(people, protocols.fillna("").astype(str), strict=True):
-        stated = re.search(r"manufacturer\s*=\s*([^;]*)", protocol, re.IGNORECASE)
-        name = (stated.group(1) if stated else protocol).strip().lower()
-        vendors.append(next((ours for start, ours in VENDORS.items() if name.startswith(start)), ""))
-        if not vendors[-1]:
-            unknown.append(f"{person}: {protocol}")
+    texts = protocols.fillna("").astype(str)
+    makers = texts.str.replace(r".*manufacturer\s*=\s*([^;]*).*", r"\1", case=False, regex=True)
+    makers = makers.str.strip().str.lower()
+    vendors = [next((VENDORS[start] for start in VENDORS if maker.startswith(start)), "") for maker in makers]
+    unknown = [f"{id}: {text}" for id, text, vendor in zip(ids, texts, vendors, strict=True) if not vendor]
     if unknown:
         raise InputError(
             f"{table.name} names no manufacturer GE, Philips or Siemens in {plural(len(unknown), 'row')} "
@@ -189,28 +177,25 @@ def _vendors(protocols: pd.Series[Any], people: pd.Series[Any], table: Path) -> 
     return vendors
 
 
-def _kept(frame: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
-    """Keep the people of some groups, and say how many are not."""
+def _of_groups(table: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
+    """Return the rows of some groups, and warn of how many are not."""
     if groups is None:
-        return frame
-    inside = frame["dx"].isin(list(groups))
+        return table
+    inside = table["dx"].isin(list(groups))
     if not inside.any():
         raise InputError(
-            f"Nobody is of the groups {listed(groups)}; choose among {listed(frame['dx'].unique())}."
+            f"No row is of the groups {listed(groups)}; choose among {listed(table['dx'].unique())}."
         )
     if not inside.all():
-        counts = frame.loc[~inside, "dx"].value_counts()
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        counts = table.loc[~inside, "dx"].value_counts()
+        others = ", ".join(f"{name} {count}" for name, count in counts.items())
         warnings.warn(
             f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups)} left out "
-            f"({said}); in Python, groups=None keeps them.",
+            f"({others}); in Python, groups=None keeps them.",
             EquipoolWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return frame[inside]
-
-
-# -- images ------------------------------------------------------------------------------------------------
+    return table[inside]
 
 
 def _nifti_files(folder: Path) -> list[Path]:
@@ -235,21 +220,21 @@ def _by_id(files: Iterable[Path], folder: Path, id: re.Pattern[str]) -> pd.DataF
 
 
 def _joined(
-    frame: pd.DataFrame,
-    found: pd.DataFrame,
-    table: Path,
+    table: pd.DataFrame,
+    images: pd.DataFrame,
+    path: Path,
     groups: Sequence[str] | None,
     missing_images: MissingImages,
 ) -> pd.DataFrame:
-    """Join people and images by key; images of people left out on purpose are no concern."""
-    people = _kept(frame, groups)
-    found = found[~found["key"].isin(set(frame["key"]) - set(people["key"]))]
-    for part, what in ((people, f"rows of {table.name}"), (found, "images")):
+    """Join rows and images by key; images of rows of other groups are no concern."""
+    rows = _of_groups(table, groups)
+    images = images[~images["key"].isin(set(table["key"]) - set(rows["key"]))]
+    for part, what in ((rows, f"rows of {path.name}"), (images, "images")):
         double = part.loc[part["key"].duplicated(), "key"].unique()
         if len(double):
             raise InputError(f"There are several {what} for {listed(double, shown=10)}; keep one of each.")
-    found, people = require_partners(found, people, "key", missing_images=missing_images, table=table.name)
-    joined = people.merge(found, on="key", validate="one_to_one").drop(columns="key")
+    rows, images = require_partners(rows, images, "key", missing_images, path.name)
+    joined = rows.merge(images, on="key", validate="one_to_one").drop(columns="key")
     joined = joined.rename(columns={"subject": "participant_id"})
     first = [name for name in ("participant_id", "path", "site", "age", "sex", "dx") if name in joined]
     return joined[[*first, *(name for name in joined if name not in first)]]

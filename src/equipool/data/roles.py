@@ -8,12 +8,10 @@ from typing import TypedDict
 
 from equipool.exceptions import InputError
 
-__all__ = ["ROLES", "GuessedRoles", "guess_roles", "named_like_a_role"]
-
 ROLES = ("site", "covariates", "target", "id")
 
-# What people call them, in lower case without separators; the first group with a match is taken, and two
-# matches in one group are too many.
+# Usual names, in lower case without separators. The first group with a match is taken; two matches in one
+# group are ambiguous.
 NAMES: dict[str, tuple[str, ...]] = {
     "site": (
         "site",
@@ -70,30 +68,30 @@ def guess_roles(
     >>> guess_roles(["Subject ID", "Scanner", "AGE", "Sex", "volume"])
     {'site': 'Scanner', 'covariates': ['AGE', 'Sex'], 'id': 'Subject ID'}
     """
-    known = {*taken}
-    free = {name: _plain(name) for name in map(str, columns) if name not in known}
-    found: GuessedRoles = {}
-    if "site" in roles and (site := _find(free, "site", "--site")):
-        found["site"] = site
+    taken = {*taken}
+    free = {name: _plain(name) for name in map(str, columns) if name not in taken}
+    guessed: GuessedRoles = {}
+    if "site" in roles and (site := _guess(free, "site", "--site")):
+        guessed["site"] = site
     if "covariates" in roles:
-        each = [_find(free, what, "--covariate") for what in ("age", "sex")]
-        if names := [name for name in each if name]:
-            found["covariates"] = names
-    if "target" in roles and (target := _find(free, "target", "--target")):
-        found["target"] = target
-    if "id" in roles and (id := _find(free, "id", "--id")):
-        found["id"] = id
-    return found
+        covariates = [_guess(free, what, "--covariate") for what in ("age", "sex")]
+        if any(covariates):
+            guessed["covariates"] = [name for name in covariates if name]
+    if "target" in roles and (target := _guess(free, "target", "--target")):
+        guessed["target"] = target
+    if "id" in roles and (id := _guess(free, "id", "--id")):
+        guessed["id"] = id
+    return guessed
 
 
 def named_like_a_role(name: str) -> bool:
     """Return whether a column is called as ids, sites, covariates or targets are."""
-    known = {word for groups in NAMES.values() for group in groups for word in group.split()}
+    words = {word for groups in NAMES.values() for group in groups for word in group.split()}
     plain = _plain(name)
-    return any(plain.endswith(ending) and plain.removesuffix(ending) in known for ending in ENDINGS)
+    return any(plain.endswith(ending) and plain.removesuffix(ending) in words for ending in ENDINGS)
 
 
-def _find(columns: dict[str, str], what: str, flag: str) -> str | None:
+def _guess(columns: dict[str, str], what: str, flag: str) -> str | None:
     for group in NAMES[what]:
         fits = [name for name, plain in columns.items() if plain in group.split()]
         if len(fits) > 1:

@@ -1,9 +1,8 @@
 """Splits that keep strata in proportion and never lose or repeat a row, however small a stratum is.
 
-Rows are put in the order of their strata, at random within each, and dealt out like cards. A stratum is then
-a run of that order, so its share of every part is right to within one row; a site with a single person needs
-no special case. Numbers are made into strata by cutting their order into runs as long as there are parts, so
-each run gives one row to each part.
+Rows are put in the order of their strata, at random within each, and dealt out like cards. A stratum is a run
+of that order, so its share of every part is right to within one row. Numbers are cut, in their order, into
+runs as long as there are parts, so that each run gives one row to each part.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["deal", "systematic"]
-
 IntArray = NDArray[np.intp]
+Labels = Sequence[IntArray]
+Numbers = Sequence[NDArray[np.float64]]
 
 
-def deal(
-    labels: Sequence[NDArray[np.intp]], numbers: Sequence[NDArray[np.float64]], parts: int, seed: int
-) -> IntArray:
+def deal(labels: Labels, numbers: Numbers, parts: int, seed: int) -> IntArray:
     """Return for each row the part (0 … parts − 1) that it was dealt to."""
     rng = np.random.default_rng(seed)
     order = _stratified_order(labels, numbers, parts, rng)
@@ -30,9 +27,7 @@ def deal(
     return part
 
 
-def systematic(
-    labels: Sequence[NDArray[np.intp]], numbers: Sequence[NDArray[np.float64]], share: float, seed: int
-) -> NDArray[np.bool_]:
+def systematic(labels: Labels, numbers: Numbers, share: float, seed: int) -> NDArray[np.bool_]:
     """Return a mask that takes ``share`` of the rows, every stratum in proportion to within one row."""
     rng = np.random.default_rng(seed)
     order = _stratified_order(labels, numbers, max(2, round(1 / min(share, 1 - share))), rng)
@@ -42,26 +37,14 @@ def systematic(
     return taken
 
 
-def _stratified_order(
-    labels: Sequence[NDArray[np.intp]],
-    numbers: Sequence[NDArray[np.float64]],
-    run: int,
-    rng: np.random.Generator,
-) -> IntArray:
+def _stratified_order(labels: Labels, numbers: Numbers, run: int, rng: np.random.Generator) -> IntArray:
     n_rows = len((*labels, *numbers)[0])
     keys = [np.asarray(label) for label in labels]
     for k, values in enumerate(numbers):
         # All but the last number are cut coarsely, or no row would be left to vary in the next one.
         length = run if k == len(numbers) - 1 else run * 4
-        keys.append(_runs(keys, values, length, rng))
+        order = np.lexsort((rng.random(n_rows), values, *reversed(keys)))
+        key = np.empty(n_rows, dtype=np.intp)
+        key[order] = np.arange(n_rows) // length
+        keys.append(key)
     return np.lexsort((rng.random(n_rows), *reversed(keys))).astype(np.intp)
-
-
-def _runs(
-    keys: Sequence[NDArray[np.intp]], values: NDArray[np.float64], length: int, rng: np.random.Generator
-) -> IntArray:
-    """Cut the order of values, within the strata made so far, into runs of the given length."""
-    order = np.lexsort((rng.random(len(values)), values, *reversed(keys)))
-    run = np.empty(len(values), dtype=np.intp)
-    run[order] = np.arange(len(values)) // length
-    return run

@@ -1,17 +1,18 @@
-"""Read tables from CSV, TSV and Parquet files, and run the pre-flight check on one."""
+"""Tables: read from CSV, TSV and Parquet files, written to them, and checked before pooling."""
 
 from __future__ import annotations
 
+import io
 import lzma
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -20,11 +21,10 @@ from numpy.typing import NDArray
 from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
 from equipool.checks.findings import Finding, by_level, listed, plural, rows_text
 from equipool.data.nifti import check_volumes, read_mask, region_means
-from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError
+from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
+from equipool.files import write_whole
 
-__all__ = ["check", "image_paths", "label_columns", "read_columns", "read_table"]
-
-INTENSITY = "median intensity"
+INTENSITY = "median intensity"  # of an image, which stands for features in the pre-flight report
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
@@ -40,7 +40,9 @@ DAMAGED = (
 )
 
 
-def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
+def read_table(
+    path: str | Path, *, labels: Sequence[str] | Callable[[list[str]], Sequence[str]] = ()
+) -> pd.DataFrame:
     """Read a CSV, TSV or Parquet file, plain or compressed.
 
     Parameters
@@ -48,23 +50,36 @@ def read_table(path: str | Path, *, labels: Sequence[str] = ()) -> pd.DataFrame:
     path
         The file. For text the separator is found in the header: comma, tab, semicolon or bar.
     labels
-        Columns to keep as text, such as the site and the id, so that ``001`` does not become 1.
+        Columns to keep as text, such as the site and the id, so that ``001`` does not become 1; or a function
+        that returns them, given the names of all columns.
     """
     path = Path(path)
-    kind = _kind(path)
+    kind = table_kind(path)
     if kind in PARQUET:
-        return _read_parquet(path)
-    return _read_text(path, DELIMITERS[kind], labels)
-
-
-def read_columns(path: str | Path) -> list[str]:
-    """Return the names of a table's columns; of a text file no more than the header is read."""
-    path = Path(path)
-    kind = _kind(path)
-    if kind in PARQUET:
-        return [str(name) for name in _read_parquet(path).columns]
+        frame = _read_parquet(path)
+        if callable(labels):
+            labels(list(map(str, frame.columns)))
+        return frame
     with _readable(path):
-        return _header(path, DELIMITERS[kind])[0]
+        names, delimiter = _header(path, DELIMITERS[kind])
+        chosen = labels(names) if callable(labels) else labels
+        options = {"sep": delimiter, "dtype": {name: "object" for name in chosen if name in names}}
+        frame = _read_rows(path, **options)
+        if delimiter != "," and _has_decimal_commas(frame):
+            frame = _read_rows(path, **options, decimal=",")
+    return frame
+
+
+def write_table(path: Path, frame: pd.DataFrame, *, missing: str = "", **options: Any) -> Path:
+    """Write a table as its name ends: .csv, .tsv or .parquet; BIDS has ``n/a`` for missing values."""
+    if path.suffix in PARQUET:
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        return write_whole(path, buffer.getvalue())
+    text = frame.to_csv(
+        sep=DELIMITERS[path.suffix], index=False, na_rep=missing, lineterminator="\n", **options
+    )
+    return write_whole(path, text)
 
 
 def check(
@@ -112,35 +127,41 @@ def check(
     """
     if not isinstance(table, pd.DataFrame):
         table = read_table(table, labels=label_columns(site, roles))
-    seen: list[Finding] = []
-    measured = None
-    if images is not None:
-        table, seen, measured = _with_intensity(table, images, mask, progress)
-        roles["features"] = [INTENSITY]
-    report = preflight(Inputs.from_frame(table, site=site, **roles), missing=missing, measured=measured)
-    return replace(report, findings=by_level([*report.findings, *seen]))
+    if images is None:
+        return preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
+    paths = image_paths(table, images)
+    inputs = Inputs.from_frame(table, site=site, images=images, **roles)
+    brightness, findings, measured = _look_at_images(paths, images, mask, progress)
+    report = preflight(with_intensity(inputs, brightness), missing=missing, measured=measured)
+    return replace(report, findings=by_level([*report.findings, *findings]))
 
 
-def _with_intensity(
-    table: pd.DataFrame, images: str, mask: str | Path | None, progress: bool
-) -> tuple[pd.DataFrame, list[Finding], NDArray[np.float64]]:
-    """Check the images of a table; return it with their median intensity, what is to be said, and regions."""
+def with_intensity(inputs: Inputs, brightness: Sequence[float] | NDArray[Any]) -> Inputs:
+    """Return inputs of images whose one feature is the median intensity of each."""
+    X = np.array(brightness, dtype=np.float64)[:, None]
+    return replace(inputs, X=X, feature_names=(INTENSITY,), has_features=True)
+
+
+def _look_at_images(
+    paths: Sequence[Path], column: str, mask: str | Path | None, progress: bool
+) -> tuple[tuple[float, ...], list[Finding], NDArray[np.float64]]:
+    """Read images; return the median intensity of each, what is to be said, and the means of regions."""
     regions: list[NDArray[np.float64]] = []
     inside = True if mask is None else read_mask(mask)[0]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
         grid = check_volumes(
-            image_paths(table, images),
+            paths,
             mask=mask,
             progress=progress,
             each=lambda _, values: regions.append(region_means(np.where(inside, values, 0.0))),
         )
-    # At brightness 1, and where there is brain in most people.
+    # At brightness 1, and where there is brain in most images.
     measured = np.stack(regions) / np.array(grid.brightness)[:, None]
-    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(table)]
-    seen = [Finding("warning", "image-intensities", str(warning.message), (images,)) for warning in caught]
-    seen.append(Finding("note", "images", f"{plural(len(table), 'image')} of {grid}.", (images,)))
-    return table.assign(**{INTENSITY: grid.brightness}), seen, measured
+    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
+    findings = [Finding("warning", "image-intensities", str(one.message), (column,)) for one in caught]
+    findings.append(Finding("note", "images", f"{plural(len(paths), 'image')} of {grid}.", (column,)))
+    return grid.brightness, findings, measured
 
 
 def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
@@ -148,18 +169,31 @@ def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
     frame = frame.rename(columns=str)
     require_columns(frame, [column])
     blank = frame[column].isna() | (frame[column].astype(str).str.strip() == "")
-    missing = np.flatnonzero(blank).tolist()
-    if missing:
-        raise InputError(
-            f"Column {column!r} names no image in {rows_text(missing)}; fill it in or drop these rows."
-        )
+    if blank.any():
+        where = rows_text(np.flatnonzero(blank).tolist())
+        raise InputError(f"Column {column!r} names no image in {where}; fill it in or drop these rows.")
     return tuple(Path(str(value)) for value in frame[column])
 
 
-def label_columns(site: str, roles: Roles) -> list[str]:
+def label_columns(site: str, roles: Mapping[str, Any]) -> list[str]:
     """Return the columns of a table that must be read as text."""
-    id = roles.get("id")
-    return [site, id] if id else [site]
+    return [name for name in (site, roles.get("id")) if name]
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def table_kind(path: Path) -> str:
+    """Return the ending that says what a file is, compressed or not."""
+    if not path.is_file():
+        what = "is a folder, not a table" if path.is_dir() else "does not exist"
+        raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
+    kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
+    if not kinds or kinds[-1] not in {*PARQUET, *DELIMITERS}:
+        raise InputError(
+            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
+        )
+    return kinds[-1]
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -171,41 +205,20 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         ) from error
     except Exception as error:  # whatever the reader meets in a damaged file
         raise InputError(
-            f"{path.name} cannot be read as Parquet ({_first_line(error)}); copy it anew, or save it as .csv."
+            f"{path.name} cannot be read as Parquet ({first_line(error)}); copy it anew, or save it as .csv."
         ) from error
-
-
-def _kind(path: Path) -> str:
-    """Return the ending that says what a file is, compressed or not."""
-    if not path.is_file():
-        what = "is a folder, not a table" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
-    kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
-    kind = kinds[-1] if kinds else ""
-    if kind not in PARQUET and kind not in DELIMITERS:
-        raise InputError(
-            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
-        )
-    return kind
-
-
-def _read_text(path: Path, delimiter: str, labels: Sequence[str]) -> pd.DataFrame:
-    with _readable(path):
-        names, delimiter = _header(path, delimiter)
-        frame = _read_rows(path, delimiter, labels=[name for name in labels if name in names])
-        if delimiter != "," and _has_decimal_commas(frame):
-            frame = _read_rows(path, delimiter, labels=labels, decimal=",")
-    return frame
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Say in our own words why a text file cannot be read."""
+    """Say in a sentence why a text file cannot be read."""
     try:
         with warnings.catch_warnings():
             # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             yield
+    except InputError:
+        raise
     except pd.errors.EmptyDataError as error:
         raise InputError(f"{path.name} is empty; it needs a header and at least one row.") from error
     except UnicodeDecodeError as error:
@@ -217,34 +230,25 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path.name} has rows with more cells than the header has names; name every column (R: "
             "write.csv(..., row.names = FALSE))."
         ) from error
-    except InputError:
-        raise
     except DAMAGED as error:
         raise InputError(
-            f"{path.name} cannot be read as a table ({_first_line(error)}); open it and save it anew, "
+            f"{path.name} cannot be read as a table ({first_line(error)}); open it and save it anew, "
             "or give another file."
         ) from error
 
 
-def _read_rows(path: Path, delimiter: str, *, labels: Sequence[str], decimal: str = ".") -> pd.DataFrame:
-    return pd.read_csv(
-        path,
-        sep=delimiter,
-        decimal=decimal,
-        dtype=dict.fromkeys(labels, "object"),
-        encoding="utf-8-sig",
-        low_memory=False,
-        index_col=False,
-    )
+def _read_rows(path: Path, **options: Any) -> pd.DataFrame:
+    return pd.read_csv(path, encoding="utf-8-sig", low_memory=False, index_col=False, **options)
 
 
 def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
     """Return the column names and the separator: that of the file's kind, or one that finds more columns."""
     names = _names(path, delimiter)
     if len(names) == 1:
-        others = {mark: _names(path, mark) for mark in ",\t;|" if mark in names[0]}
-        delimiter = max([delimiter, *others], key=lambda mark: len(others.get(mark, names)))
-        names = others.get(delimiter, names)
+        for mark in (mark for mark in ",\t;|" if mark in names[0]):
+            split = _names(path, mark)
+            if len(split) > len(names):
+                names, delimiter = split, mark
     double = sorted(name for name, count in Counter(names).items() if count > 1 and name)
     if double:
         raise InputError(
@@ -269,7 +273,3 @@ def _has_decimal_commas(frame: pd.DataFrame) -> bool:
             if with_comma > 0 and present.str.fullmatch(r"[-+]?\d+(,\d+)?").mean() > 0.5:
                 return True
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Volumes: people × brain voxels of one grid, read once from NIfTI files into a memory-mapped cache."""
+"""Volumes: images × brain voxels of one grid, read once from NIfTI files into a memory-mapped cache."""
 
 from __future__ import annotations
 
@@ -16,33 +16,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
-from equipool.data.nifti import (
-    check_volumes,
-    read_mask,
-    read_volume,
-    require_same_place,
-    survey,
-    write_volume,
-)
+from equipool.data.nifti import check_volumes, read_mask, read_volume, require_same_place, write_volume
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import cache_folder, file_sha256, write_whole
-
-__all__ = ["Volumes", "check_volumes", "write_volume"]
+from equipool.files import cache_folder, file_sha256, read_json, write_json
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 ChosenMask = tuple[Mask, NDArray[np.float64] | None]  # with the affine of its file
 Rows = Any  # positions, a mask or a slice
 
-SCHEMA = 1
-LEVELS = 65534  # steps between the least and the greatest value of a person; int16 has one more for rounding
+SCHEMA = 1  # raised when the same files are cached otherwise
+LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
 CHANGED = "Some images changed while they were read; try again when they rest."
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Volumes:
-    """Brain voxels of several people on one grid; ``volumes[rows]`` selects people without reading them.
+    """Brain voxels of several images on one grid; ``volumes[rows]`` selects images without reading them.
 
     Make one with :meth:`build` from files or :meth:`from_array` from memory.
 
@@ -53,14 +44,14 @@ class Volumes:
     affine
         (4, 4): from voxels to mm.
     paths
-        Where each person's image came from; empty for arrays.
+        Where each image came from; empty for arrays.
 
     Examples
     --------
     >>> images = np.arange(24.0).reshape(2, 3, 2, 2)
     >>> volumes = Volumes.from_array(images, np.eye(4), mask=images[0] > 3)
     >>> volumes
-    Volumes: 2 people, 8 of 3 × 2 × 2 voxels
+    Volumes: 2 images, 8 of 3 × 2 × 2 voxels
     >>> volumes[[1]].read().tolist()
     [[16.0, 17.0, 18.0, 19.0, 20.0, 21.0, 22.0, 23.0]]
     >>> volumes.unmask(volumes.read()).shape
@@ -70,9 +61,9 @@ class Volumes:
     mask: Mask
     affine: NDArray[np.float64]
     paths: tuple[Path, ...]
-    store: NDArray[Any] = field(repr=False)  # everyone's int16 or float32 values; selections share it
-    rows: NDArray[np.intp] = field(repr=False)  # the people of this selection, as rows of the store
-    scales: NDArray[np.float32] | None = field(repr=False)  # (people, 2): value = scale · q + offset
+    store: NDArray[Any] = field(repr=False)  # all int16 or float32 values; selections share it
+    rows: NDArray[np.intp] = field(repr=False)  # the images of this selection, as rows of the store
+    scales: NDArray[np.float32] | None = field(repr=False)  # (images, 2): value = scale · q + offset
 
     ndim = 2
 
@@ -89,7 +80,7 @@ class Volumes:
         """Take images (n, x, y, z) that are in memory; without a mask, as for :meth:`build`."""
         images = np.asarray(data, dtype=np.float32)
         if images.ndim != 4 or 0 in images.shape:
-            raise InputError(f"Images in memory have the axes (people, x, y, z). Got shape {images.shape}.")
+            raise InputError(f"Images in memory have the axes (images, x, y, z). Got shape {images.shape}.")
         if mask is None:
             inside = _derived_mask((np.isfinite(images) & (images != 0)).sum(axis=0), len(images))
         else:
@@ -115,17 +106,17 @@ class Volumes:
     ) -> Volumes:
         """Check NIfTI files and read them once into the cache; later calls open the cache.
 
-        Values are kept as 16-bit numbers with a scale for each person: exact for whole numbers that span no
-        more than 65 534, else to 1e-5 of the person's range. A file that changed is noticed, and the cache
+        Values are kept as 16-bit numbers with a scale for each image: exact for whole numbers that span no
+        more than 65 534, else to 1e-5 of the image's range. A file that changed is noticed, and the cache
         built anew.
 
         Parameters
         ----------
         paths
-            One ``.nii`` or ``.nii.gz`` file a person, all on one grid; see :func:`check_volumes`.
+            One ``.nii`` or ``.nii.gz`` file an image, all on one grid; see :func:`check_volumes`.
         mask
             Voxels to keep: an array (x, y, z) or a NIfTI file on the same grid. By default those that are
-            not zero in at least half of the people.
+            not zero in at least half of the images.
         cache
             Folder that holds caches; by default ``images`` in :func:`equipool.files.cache_folder`.
         jobs
@@ -135,16 +126,14 @@ class Volumes:
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
-        parent = cache_folder() / "images" if cache is None else Path(cache)
-        folder = parent / _key(files, chosen)
-        known = _open(folder, files)
-        if known is not None:
-            return known
-        _build(folder, files, chosen, jobs=jobs, progress=progress)
-        built = _open(folder, files)
-        if built is None:
+        folder = Path(cache or cache_folder() / "images") / _key(files, chosen)
+        volumes = _open(folder, files)
+        if volumes is None:
+            _build(folder, files, chosen, jobs=jobs, progress=progress)
+            volumes = _open(folder, files)
+        if volumes is None:
             raise EquipoolError(CHANGED)
-        return built
+        return volumes
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -153,37 +142,37 @@ class Volumes:
 
     def __repr__(self) -> str:
         grid = " × ".join(str(size) for size in self.mask.shape)
-        return f"Volumes: {plural(len(self), 'person', 'people')}, {self.shape[1]} of {grid} voxels"
+        return f"Volumes: {plural(len(self), 'image')}, {self.shape[1]} of {grid} voxels"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """People and voxels."""
+        """Images and voxels."""
         return len(self.rows), int(self.store.shape[1])
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def __getitem__(self, rows: Rows) -> Volumes:
-        """Select people by a mask, positions or a slice; nothing is read."""
+        """Select images by a mask, positions or a slice; nothing is read."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
             raise InputError(
-                "Select people with a mask, a list of positions or a slice, not a single number."
+                "Select images with a mask, a list of positions or a slice, not a single number."
             )
         paths = tuple(self.paths[k] for k in positions) if self.paths else ()
         return replace(self, rows=self.rows[positions], paths=paths)
 
+    # -- reading -------------------------------------------------------------------------------------------
+
     def read(self, rows: Rows = None) -> FloatArray:
-        """Return the values of some people of this selection (default: all), (people, voxels)."""
+        """Return the values of some images of this selection (default: all), (images, voxels)."""
         chosen = self.rows if rows is None else np.atleast_1d(self.rows[rows])
         return self._numbers(np.take(self.store, chosen, axis=0), chosen)
 
     def blocks(self, size: int = 64) -> Iterator[FloatArray]:
-        """Yield everyone's values in order, ``size`` people at a time."""
+        """Yield all values in order, ``size`` images at a time."""
         for start in range(0, len(self), size):
             yield self.read(slice(start, start + size))
 
     def columns(self, start: int, stop: int) -> FloatArray:
-        """Return everyone's values of some voxels, (people, stop − start)."""
+        """Return the values of some voxels in all images, (images, stop − start)."""
         return self._numbers(self.store[:, start:stop][self.rows], self.rows)
 
     def _numbers(self, stored: NDArray[Any], rows: NDArray[np.intp]) -> FloatArray:
@@ -205,16 +194,16 @@ class Volumes:
         return images
 
     def with_values(self, values: ArrayLike) -> Volumes:
-        """Return the same people with other values (people, voxels), in memory."""
+        """Return the same images with other values (images, voxels), in memory."""
         given = np.asarray(values, dtype=np.float32)
         if given.shape != self.shape:
             raise InputError(f"Expected values of shape {self.shape}. Got {given.shape}.")
         return replace(self, store=given, rows=np.arange(len(given)), scales=None)
 
     def write(self, values: ArrayLike, index: int, path: str | Path) -> Path:
-        """Write one person's voxels (voxels,) as NIfTI with the header of that person's image.
+        """Write the voxels (voxels,) of one image as NIfTI with the header of that image.
 
-        Outside of the mask the values are those of the original image; no image of this selection is ever
+        Outside of the mask the values are those of the original; no image of this selection is ever
         overwritten. Volumes from arrays are written with 0 outside of the mask.
         """
         path = Path(path)
@@ -222,16 +211,11 @@ class Volumes:
             raise InputError(f"{path} is one of the images that were read; write the new one elsewhere.")
         image = self.unmask(values)
         if not self.paths:
-            import nibabel
-
-            like: Any = nibabel.Nifti1Image(image, self.affine)
-            like.header.set_xyzt_units("mm")
-            return write_volume(path, image, like)
+            return write_volume(path, image, self.affine)
         source = self.paths[index]
         if not source.is_file():
             raise InputError(f"{source} is not there any more; its header is needed to write {path.name}.")
-        original = read_volume(source)
-        return write_volume(path, np.where(self.mask, image, original), source)
+        return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
 
 
 # -- the cache ---------------------------------------------------------------------------------------------
@@ -251,8 +235,8 @@ def _key(files: tuple[Path, ...], chosen: ChosenMask | None) -> str:
 def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        if facts["schema"] != SCHEMA or not _are_as_known(folder, files, facts):
+        facts = read_json(folder / FACTS)
+        if facts["schema"] != SCHEMA or not _unchanged(folder, files, facts):
             return None
         mask = np.load(folder / MASK, allow_pickle=False)
         scales = np.load(folder / SCALES, allow_pickle=False)
@@ -266,29 +250,24 @@ def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
-def _are_as_known(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
+def _unchanged(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
     """Whether the images are those of the cache; only those with another date are read."""
     touched = False
-    for path, known in zip(files, facts["files"], strict=True):
+    for path, cached in zip(files, facts["files"], strict=True):
         size, mtime_ns = _stat(path)
-        if size != known["size"]:
+        if size != cached["size"]:
             return False
-        if mtime_ns != known["mtime_ns"]:
-            if file_sha256(path) != known["sha256"]:
+        if mtime_ns != cached["mtime_ns"]:
+            if file_sha256(path) != cached["sha256"]:
                 return False
-            known["mtime_ns"], touched = mtime_ns, True
+            cached["mtime_ns"], touched = mtime_ns, True
     if touched:
-        write_whole(folder / FACTS, json.dumps(facts))
+        write_json(folder / FACTS, facts)
     return True
 
 
 def _build(
-    folder: Path,
-    files: tuple[Path, ...],
-    chosen: ChosenMask | None,
-    *,
-    jobs: int,
-    progress: bool,
+    folder: Path, files: tuple[Path, ...], chosen: ChosenMask | None, *, jobs: int, progress: bool
 ) -> None:
     """Build under another name and rename at the end, so that no half of a cache is ever taken for one."""
     try:
@@ -310,14 +289,9 @@ def _build(
 
 
 def _fill(
-    folder: Path,
-    files: tuple[Path, ...],
-    chosen: ChosenMask | None,
-    *,
-    jobs: int,
-    progress: bool,
+    folder: Path, files: tuple[Path, ...], chosen: ChosenMask | None, *, jobs: int, progress: bool
 ) -> None:
-    mask = None if chosen is None else chosen[0]
+    mask, mask_affine = chosen or (None, None)
     scales = np.zeros((len(files), 2), dtype=np.float32)
     stats = [_stat(path) for path in files]
     with (folder / VALUES).open("wb") as stream:
@@ -326,22 +300,23 @@ def _fill(
             quantised, scales[k] = _quantised(image.ravel() if mask is None else image[mask])
             stream.write(quantised.tobytes())
 
-        grid = survey(files, mask=mask, jobs=jobs, progress=progress, each=keep)
-    if chosen is None:
+        grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
+    require_same_place(mask_affine, grid.affine)
+    if mask is None:
         mask = _derived_mask(grid.present, len(files))
         _compact(folder, len(files), mask)
-    else:
-        require_same_place(chosen[1], grid)
-    assert mask is not None
     np.save(folder / SCALES, scales, allow_pickle=False)
     np.save(folder / MASK, mask, allow_pickle=False)
     facts = {
         "schema": SCHEMA,
-        "people": len(files),
+        "images": len(files),
         "voxels": int(mask.sum()),
         "shape": grid.shape,
         "affine": grid.affine.tolist(),
-        "files": [_facts_of(path) for path in files],
+        "files": [
+            {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
+            for path, (size, mtime_ns) in zip(files, stats, strict=True)
+        ],
     }
     if [_stat(path) for path in files] != stats:
         raise EquipoolError(CHANGED)
@@ -369,8 +344,8 @@ def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32,
     return np.clip(steps, limits.min, limits.max).astype(np.int16), (scale, offset)
 
 
-def _derived_mask(present: NDArray[Any], people: int) -> Mask:
-    mask: Mask = 2 * present >= people
+def _derived_mask(present: NDArray[Any], images: int) -> Mask:
+    mask: Mask = 2 * present >= images
     if not mask.any():
         raise InputError(
             "No voxel is different from zero in half of the images; are they aligned? Else give a mask."
@@ -378,18 +353,12 @@ def _derived_mask(present: NDArray[Any], people: int) -> Mask:
     return mask
 
 
-def _compact(folder: Path, people: int, mask: Mask) -> None:
-    """Keep the mask's voxels of whole images, a person at a time."""
-    inside = np.flatnonzero(mask)
-    with (folder / VALUES).open("rb") as whole, (folder / "kept").open("wb") as kept:
-        for _ in range(people):
-            kept.write(np.fromfile(whole, np.int16, mask.size)[inside].tobytes())
-    (folder / "kept").replace(folder / VALUES)
-
-
-def _facts_of(path: Path) -> dict[str, Any]:
-    size, mtime_ns = _stat(path)
-    return {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
+def _compact(folder: Path, images: int, mask: Mask) -> None:
+    """Keep the mask's voxels of whole images, one at a time."""
+    with (folder / VALUES).open("rb") as whole, (folder / "compact").open("wb") as compact:
+        for _ in range(images):
+            compact.write(np.fromfile(whole, np.int16, mask.size)[mask.ravel()].tobytes())
+    (folder / "compact").replace(folder / VALUES)
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.nn.checkpoints import Checkpoint
-from equipool.progress import duration
+from equipool.progress import duration, replace_line
 
 __all__ = ["History", "site_batches", "train"]
 
@@ -113,19 +112,12 @@ def train(
         if progress and distributed.leads():
             done = state.epoch + 1
             left = (time.perf_counter() - start) / (done - begun) * (epochs - done)
-            say_progress(
-                f"{progress}: epoch {done} of at most {epochs}, about {duration(left)} left", done == epochs
-            )
+            text = f"{progress}: epoch {done} of at most {epochs}, about {duration(left)} left"
+            replace_line(text, last=done == epochs)
         finished = state.close_epoch(losses, validate, patience) or state.epoch >= epochs
     state.go_back()
     modules.eval()
     return state.history
-
-
-def say_progress(text: str, last: bool) -> None:
-    """Write one line that replaces itself on a terminal; nothing in a pipe or a log."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
 
 
 def _one_epoch(state: _State, step: Step, batches: Callable[[], Iterator[Tensor]]) -> dict[str, float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,84 +16,58 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipool.data.bids import find_images
-from equipool.exceptions import EquipoolError, InputError
-from equipool.files import write_whole
+from equipool.data.bids import as_label, find_images, format_name, image_path, parse_name, write_description
+from equipool.data.nifti import write_volume
+from equipool.data.tables import write_table
+from equipool.exceptions import EquipoolError, InputError, first_line
+from equipool.files import file_sha256, read_json, write_json, write_whole
 from equipool.parallel import fan_out
-from equipool.preprocess.heads import (
-    SPACE,
-    Brain,
-    Steps,
-    preprocess_head,
-    read_head,
-    require_extra,
-    template,
-)
+from equipool.preprocess.heads import SPACE, Brain, Steps, preprocess_head, read_head, require_extra, template
 from equipool.preprocess.mosaic import mosaic
-from equipool.progress import duration, say
-
-__all__ = ["Head", "Outcome", "find_heads", "preprocess_folder", "preprocess_one", "seconds_per_head"]
+from equipool.progress import Progress, duration, say
 
 CHAIN = 1  # raised when the same settings begin to give other volumes
 PACKAGES = "equipool SimpleITK deepbet picsl-greedy nibabel nilearn numpy scipy torch".split()
-OURS = {"space", "res", "desc"}  # parts of a name that the result has its own of
 USUAL_SECONDS = 20.0  # a head on one core, before there is one of this folder to go by
 
 
 @dataclass(frozen=True)
 class Head:
-    """One image to preprocess, and the names of what becomes of it."""
+    """One image to preprocess, and the files that are made of it."""
 
-    name: str
+    entities: dict[str, str]
     source: Path
     out: Path
     steps: Steps
 
     @property
-    def folder(self) -> Path:
-        """Where the volumes go."""
-        parts = [part for part in self.name.split("_") if part.startswith(("sub-", "ses-"))]
-        return self.out.joinpath(*parts[:2], "anat")
+    def name(self) -> str:
+        """The parts of the name that say whose image it is, such as ``sub-1_ses-2_run-1``."""
+        return format_name(self.entities)
 
-    def path(self, ending: str) -> Path:
-        """Return a file of this head in MNI space, such as ``desc-brain_T1w.nii.gz``."""
-        return self.folder / f"{self.name}_space-{SPACE}_res-{self.steps.resolution:g}_{ending}"
-
-    @property
-    def brain(self) -> Path:
-        """The brain."""
-        return self.path("desc-brain_T1w.nii.gz")
-
-    @property
-    def facts(self) -> Path:
-        """What was done and measured; written last, so that a head with facts is complete."""
-        return self.path("desc-brain_T1w.json")
-
-    @property
-    def mask(self) -> Path:
-        """Where the brain is."""
-        return self.path("desc-brain_mask.nii.gz")
-
-    @property
-    def transform(self) -> Path:
-        """The affine."""
-        return self.folder / f"{self.name}_from-T1w_to-{SPACE}_mode-image_xfm.txt"
-
-    @property
-    def picture(self) -> Path:
-        """The mosaic of the page for quality control."""
-        return self.folder.with_name("figures") / f"{self.brain.name.removesuffix('.nii.gz')}.jpg"
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """Brain, mask, transform, picture, and the facts; these come last: a head with facts is complete."""
+        place = {**self.entities, "space": SPACE, "res": f"{self.steps.resolution:g}", "desc": "brain"}
+        brain, mask = (self.out / image_path({**place, "suffix": suffix}) for suffix in ("T1w", "mask"))
+        stem = brain.name.removesuffix(".nii.gz")
+        return {
+            "brain": brain,
+            "mask": mask,
+            "transform": brain.with_name(f"{self.name}_from-T1w_to-{SPACE}_mode-image_xfm.txt"),
+            "picture": brain.parent.with_name("figures") / f"{stem}.jpg",
+            "facts": brain.with_name(f"{stem}.json"),
+        }
 
     def read_facts(self) -> dict[str, Any] | None:
         """Return the facts if this head was done with these steps from this very file."""
+        facts = read_json(self.files["facts"])
         try:
-            facts: dict[str, Any] = json.loads(self.facts.read_text(encoding="utf-8"))
-            asked = {"settings_hash": _settings_hash(self.steps), "input_hash": _file_hash(self.source)}
-            same = all(facts[key] == value for key, value in asked.items())
-        except (OSError, ValueError, KeyError):  # InputError is a ValueError
+            key = {"settings_hash": _settings_hash(self.steps), "input_hash": _file_hash(self.source)}
+            same = all(facts[name] == value for name, value in key.items())
+        except (InputError, KeyError, TypeError):
             return None
-        whole = all(path.is_file() for path in (self.brain, self.mask, self.transform, self.picture))
-        return facts if same and whole else None
+        return facts if same and all(path.is_file() for path in self.files.values()) else None
 
 
 @dataclass(frozen=True)
@@ -111,7 +84,7 @@ def preprocess_folder(
     out: str | Path,
     steps: Steps | None = None,
     *,
-    people: pd.DataFrame | None = None,
+    participants: pd.DataFrame | None = None,
     jobs: int | None = None,
     fresh: bool = False,
     **entities: Any,
@@ -124,10 +97,10 @@ def preprocess_folder(
         The BIDS folder to read and the one to write.
     steps
         What to do with each head; default: everything, at 2 mm.
-    people
-        What :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp` found in the
-        folder, where it is no BIDS folder. They are written beside the brains: ``participants.tsv``, or where
-        people have several visits, ``people.tsv`` with a path for each.
+    participants
+        The table of :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp`,
+        where the folder is no BIDS folder. It is written beside the brains: as ``participants.tsv``, or
+        where participants have several visits, as ``people.tsv`` with a path for each.
     jobs
         Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
         (:func:`equipool.parallel.cluster`), all of which see both folders under the same names.
@@ -140,16 +113,16 @@ def preprocess_folder(
     require_extra(steps)
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1; got {jobs}.")
-    heads = find_heads(folder, out, steps, people=people, **entities)
-    facts = {head.name: found for head in heads if not fresh and (found := head.read_facts())}
+    heads = find_heads(folder, out, steps, participants=participants, **entities)
+    facts = {head.name: earlier for head in heads if not fresh and (earlier := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
     if facts:
         say(f"{len(facts)} of {len(heads)} heads are there already")
     _describe(Path(folder), Path(out))
-    if people is not None:
-        _write_people(people, heads, Path(out))
+    if participants is not None:
+        _write_participants(participants, heads, Path(out))
     failed: dict[str, str] = {}
-    start = time.perf_counter()
+    progress = Progress("Heads", len(todo))
     with _swept(heads):
         results = fan_out(preprocess_one, ((head,) for head in todo), jobs=jobs)
         for done, (head, result) in enumerate(results, start=1):
@@ -157,38 +130,64 @@ def preprocess_folder(
                 failed[head.name] = result
             else:
                 facts[head.name] = result
-            left = (time.perf_counter() - start) / done * (len(todo) - done)
-            say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {duration(left)} left")
+            remaining = duration(progress.remaining(done))
+            say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {remaining} left")
     whole = [head for head in heads if head.name in facts]
     return Outcome(
         {head.name: facts[head.name] for head in whole},
-        {head.name: head.picture for head in whole},
+        {head.name: head.files["picture"] for head in whole},
         {name: failed[name] for name in sorted(failed)},
     )
 
 
 def find_heads(
-    folder: str | Path, out: str | Path, steps: Steps, *, people: pd.DataFrame | None = None, **entities: Any
+    folder: str | Path,
+    out: str | Path,
+    steps: Steps,
+    *,
+    participants: pd.DataFrame | None = None,
+    **entities: Any,
 ) -> list[Head]:
-    """Return the heads of a BIDS folder, or of people whose images are known, with names of their results."""
+    """Return the heads of a BIDS folder, or of a table with their paths, with the names of their results."""
     folder, out = Path(folder), Path(out)
     if folder.resolve() == out.resolve():
         raise InputError(f"{out} is the folder that is read; write to another one.")
-    # Whole paths: a worker of a cluster may have been started in another folder.
-    if people is None:
-        named = [(_name(path), path) for path in find_images(folder, **entities)["path"]]
+    if participants is None:
+        paths = list(find_images(folder, **entities)["path"])
+        named = [_entities(path) for path in paths]
     else:
-        named = list(zip(_names(people), people["path"], strict=True))
-    heads = [Head(name, path.absolute(), out.absolute(), steps) for name, path in named]
+        paths, named = list(participants["path"]), _entities_of_table(participants)
     by_name: dict[str, Head] = {}
-    for head in heads:
-        if head.name in by_name:
+    for path, parts in zip(paths, named, strict=True):
+        # Whole paths: a worker of a cluster may have been started in another folder.
+        head = Head(parts, path.absolute(), out.absolute(), steps)
+        other = by_name.setdefault(head.name, head)
+        if other is not head:
             raise InputError(
-                f"{head.source} and {by_name[head.name].source} would both become {head.name}; "
-                "choose one by a part of its name, such as --desc."
+                f"{head.source} and {other.source} would both become {head.name}; choose one by a part of "
+                "its name, such as --desc."
             )
-        by_name[head.name] = head
-    return heads
+    return list(by_name.values())
+
+
+def _entities(path: Path) -> dict[str, str]:
+    """Return the parts of a name that say whose image it is: the result has the others of its own."""
+    return {k: v for k, v in parse_name(path).items() if k not in ("space", "res", "desc", "suffix")}
+
+
+def _entities_of_table(participants: pd.DataFrame) -> list[dict[str, str]]:
+    """Name heads as BIDS has them; visits by what tells them apart, or else by their order."""
+    labels = participants["participant_id"].map(as_label)
+    if labels.is_unique:
+        return [{"sub": label} for label in labels]
+    visits = participants.groupby(labels.to_numpy()).cumcount().add(1).astype(str)
+    for column in ("visit", "image_id"):
+        if column in participants:
+            names = participants[column].map(as_label)
+            if not pd.concat([labels, names], axis=1).duplicated().any() and (names != "").all():
+                visits = names
+                break
+    return [{"sub": label, "ses": visit} for label, visit in zip(labels, visits, strict=True)]
 
 
 def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
@@ -197,125 +196,76 @@ def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
         start = time.perf_counter()
         input_hash = _file_hash(head.source)
         brain = preprocess_head(*read_head(head.source), head.steps)
-        facts = _facts(head, brain, input_hash)
         _write(head, brain)
-        facts["seconds"]["all"] = round(time.perf_counter() - start, 3)
-        write_whole(head.facts, json.dumps(facts, indent=2, ensure_ascii=False))
+        seconds = {**brain.seconds, "all": round(time.perf_counter() - start, 3)}
+        facts = {
+            "Sources": [head.source.name],
+            "SpatialReference": SPACE,
+            "SkullStripped": True,
+            "Resolution": f"{head.steps.resolution:g} mm",
+            "settings": asdict(head.steps),
+            "settings_hash": _settings_hash(head.steps),
+            "input_hash": input_hash,
+            "quality": {name: round(value, 5) for name, value in brain.quality.items()},
+            "seconds": seconds,
+            "versions": _versions(),
+        }
+        write_json(head.files["facts"], facts)
         return head, facts
     except EquipoolError as error:
         return head, str(error)
     except Exception as error:  # a library's own failure on one image must not stop the others
-        return head, f"{type(error).__name__}: {str(error).strip() or 'no reason given'}"
+        return head, f"{type(error).__name__}: {first_line(error)}"
 
 
 def seconds_per_head(facts: Iterable[dict[str, Any]]) -> float:
     """Return the median time of heads done before, or what is usual."""
-    known = [found["seconds"]["all"] for found in facts]
-    return float(np.median(known)) if known else USUAL_SECONDS
+    seconds = [one["seconds"]["all"] for one in facts]
+    return float(np.median(seconds)) if seconds else USUAL_SECONDS
 
 
 def _write(head: Head, brain: Brain) -> None:
-    # The facts are written after all these: without them a head counts as not done.
-    with suppress(FileNotFoundError):
-        head.facts.unlink()
-    write_whole(head.brain, _nifti(brain.image, brain.grid))
-    write_whole(head.mask, _nifti(brain.mask.astype(np.uint8), brain.grid))
+    files = head.files
+    files["facts"].unlink(missing_ok=True)
+    write_volume(files["brain"], brain.image, brain.grid, mni=True)
+    write_volume(files["mask"], brain.mask, brain.grid, mni=True)
     rows = (" ".join(f"{number:.9g}" for number in row) for row in brain.to_head)
-    write_whole(head.transform, "\n".join(rows) + "\n")
-    write_whole(
-        head.picture, mosaic(brain.head, brain.mask, template(head.steps.resolution).mask, brain.grid)
-    )
-
-
-def _facts(head: Head, brain: Brain, input_hash: str) -> dict[str, Any]:
-    return {
-        "Sources": [head.source.name],
-        "SpatialReference": SPACE,
-        "SkullStripped": True,
-        "Resolution": f"{head.steps.resolution:g} mm",
-        "settings": asdict(head.steps),
-        "settings_hash": _settings_hash(head.steps),
-        "input_hash": input_hash,
-        "quality": {name: round(value, 5) for name, value in brain.quality.items()},
-        "seconds": dict(brain.seconds),
-        "versions": _versions(),
-    }
+    write_whole(files["transform"], "\n".join(rows) + "\n")
+    mni = template(head.steps.resolution).mask
+    write_whole(files["picture"], mosaic(brain.head, brain.mask, mni, brain.grid))
 
 
 def _describe(folder: Path, out: Path) -> None:
     """Make the result a BIDS derivative of its own."""
-    source = {}
-    with suppress(OSError, ValueError):
-        source = json.loads((folder / "dataset_description.json").read_text(encoding="utf-8"))
-    name = source.get("Name", folder.resolve().name) if isinstance(source, dict) else folder.resolve().name
-    description = {
-        "Name": f"{name}: brains in {SPACE}",
-        "BIDSVersion": "1.9.0",
-        "DatasetType": "derivative",
-        "GeneratedBy": [{"Name": "equipool preprocess", "Version": _versions()["equipool"]}],
-    }
-    write_whole(out / "dataset_description.json", json.dumps(description, indent=2, ensure_ascii=False))
-    people = folder / "participants.tsv"
-    if people.is_file():
-        write_whole(out / "participants.tsv", people.read_bytes())
+    source = read_json(folder / "dataset_description.json")
+    name = source.get("Name") if isinstance(source, dict) else None
+    write_description(out, f"{name or folder.resolve().name}: brains in {SPACE}", "preprocess")
+    table = folder / "participants.tsv"
+    if table.is_file():
+        write_whole(out / "participants.tsv", table.read_bytes())
 
 
-def _names(people: pd.DataFrame) -> list[str]:
-    """Name heads as BIDS has them; visits by what tells them apart, or else by their order."""
-    ids = "sub-" + people["participant_id"].astype(str).map(_label)
-    if ids.is_unique:
-        return list(ids)
-    visits = people.groupby(ids.to_numpy()).cumcount().add(1).astype(str)
-    for column in ("visit", "image_id"):
-        if column in people:
-            told = people[column].astype(str).map(_label)
-            if not pd.concat([ids, told], axis=1).duplicated().any() and (told != "").all():
-                visits = told
-                break
-    return [f"{who}_ses-{visit}" for who, visit in zip(ids, visits, strict=True)]
-
-
-def _label(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]", "", text)
-
-
-def _write_people(people: pd.DataFrame, heads: list[Head], out: Path) -> None:
-    ids = [head.name.split("_")[0] for head in heads]
-    table = people.drop(columns=["path", "participant_id"]).reset_index(drop=True)
+def _write_participants(participants: pd.DataFrame, heads: list[Head], out: Path) -> None:
+    ids = [f"sub-{head.entities['sub']}" for head in heads]
+    table = participants.drop(columns=["path", "participant_id"]).reset_index(drop=True)
     table.insert(0, "participant_id", ids)
     name = "participants.tsv"
     if len(set(ids)) < len(ids):
         name = "people.tsv"
-        table.insert(1, "path", [str(head.brain.relative_to(head.out)) for head in heads])
-    write_whole(out / name, table.to_csv(sep="\t", index=False, na_rep="n/a", lineterminator="\n"))
+        table.insert(1, "path", [str(head.files["brain"].relative_to(head.out)) for head in heads])
+    write_table(out / name, table, missing="n/a")
 
 
 @contextmanager
 def _swept(heads: list[Head]) -> Iterator[None]:
-    """Take away what workers that were stopped in the middle of a file left under temporary names."""
+    """Delete the temporary files of workers that were stopped in the middle of writing."""
     try:
         yield
     finally:
-        for folder in {place for head in heads for place in (head.folder, head.picture.parent)}:
+        for folder in {path.parent for head in heads for path in head.files.values()}:
             for partial in folder.glob(".sub-*"):
                 with suppress(OSError):
                     partial.unlink()
-
-
-def _name(path: Path) -> str:
-    """Return the parts of a file name that say whose image it is: ``sub-1_ses-2_run-1``."""
-    parts = re.sub(r"\.nii(\.gz)?$", "", path.name).split("_")[:-1]
-    return "_".join(part for part in parts if part.split("-")[0] not in OURS)
-
-
-def _nifti(values: Any, affine: Any) -> bytes:
-    import nibabel
-
-    image: Any = nibabel.Nifti1Image(values, affine)
-    image.header.set_xyzt_units("mm")
-    image.set_sform(affine, code="mni")
-    image.set_qform(affine, code="mni")
-    return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)  # the same head gives the same bytes
 
 
 def _settings_hash(steps: Steps) -> str:
@@ -324,20 +274,17 @@ def _settings_hash(steps: Steps) -> str:
 
 def _file_hash(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def _summary(result: dict[str, Any] | str) -> str:

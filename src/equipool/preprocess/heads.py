@@ -24,25 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipool.data.grid import mni_grid
-from equipool.exceptions import InputError, MissingExtraError
-
-__all__ = [
-    "SKIPPABLE",
-    "SPACE",
-    "Brain",
-    "Steps",
-    "brain_mask",
-    "extracted_mask",
-    "preprocess_head",
-    "read_head",
-    "register",
-    "remove_bias",
-    "require_extra",
-    "resample",
-    "resample_brain",
-    "template",
-    "white_matter_peak",
-]
+from equipool.exceptions import InputError, MissingExtraError, first_line
 
 Array = npt.NDArray[Any]
 
@@ -107,10 +89,8 @@ class Brain:
 def require_extra(steps: Steps) -> None:
     """Raise :class:`MissingExtraError` when a library that these steps need is not installed."""
     needed = set() if steps.brain_extracted else {"deepbet"}
-    if "n4" not in steps.skip:
-        needed |= {"SimpleITK"}
-    if "register" not in steps.skip:
-        needed |= {"SimpleITK", "picsl_greedy"}
+    needed |= set() if "n4" in steps.skip else {"SimpleITK"}
+    needed |= set() if "register" in steps.skip else {"SimpleITK", "picsl_greedy"}
     missing = sorted(name for name in needed if find_spec(name) is None)
     if missing:
         raise MissingExtraError(
@@ -166,8 +146,9 @@ def read_head(path: Path) -> tuple[Array, Array]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except Exception as error:  # whatever nibabel and zlib meet in a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path.name} cannot be read as an image ({reason}); is it complete?") from error
+        raise InputError(
+            f"{path.name} cannot be read as an image ({first_line(error)}); is it complete?"
+        ) from error
     if values.ndim > 3 and values.size == np.prod(values.shape[:3]):
         values = values.reshape(values.shape[:3])  # a time axis of length 1
     if values.ndim != 3 or min(values.shape) < 8:
@@ -209,14 +190,14 @@ def extracted_mask(values: Array, sizes: Array, *, gap_mm: float = 8.0) -> Array
 
     if not (values > 0).any():
         return np.zeros(values.shape, dtype=bool)
-    seen = values > 0.05 * np.percentile(values[values > 0], 98)
-    box = _box(seen, margin=0)
+    bright = values > 0.05 * np.percentile(values[values > 0], 98)
+    box = _box(bright, margin=0)
     room = [int(np.ceil(gap_mm / size)) + 1 for size in sizes]
-    part = np.pad(seen[box], [(n, n) for n in room])
+    part = np.pad(bright[box], [(n, n) for n in room])
     grown = ndimage.distance_transform_edt(~part, sampling=sizes) <= gap_mm
     closed = ndimage.distance_transform_edt(grown, sampling=sizes) > gap_mm
     filled = ndimage.binary_fill_holes(closed | part)
-    mask = np.zeros_like(seen)
+    mask = np.zeros_like(bright)
     mask[box] = filled[tuple(slice(n, -n) for n in room)]
     return mask
 
@@ -276,14 +257,14 @@ def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
     with _silent():
         greedy.execute(
             "-d 3 -V 0 -threads 1 -a -dof 12 -m NCC 2x2x2 -n 100x50x10 -seed 1 -ia-identity "
-            "-i fixed moving -o found",
+            "-i fixed moving -o affine",
             fixed=_to_itk(fixed, grid),
             moving=_to_itk(moving, wide),
-            found=None,
+            affine=None,
             out=io.StringIO(),
             err=io.StringIO(),
         )
-    return start @ np.asarray(greedy["found"])
+    return start @ np.asarray(greedy["affine"])
 
 
 def resample(
@@ -382,7 +363,7 @@ def template(resolution: float) -> Template:
 
 
 def _quality(brain: Array, mask: Array, to_head: Array, resolution: float) -> dict[str, float]:
-    """Return what tells a bad mask or registration: agreement with the template, and the affine's stretch."""
+    """Return measures of a bad mask or registration: agreement with the template, the affine's stretch."""
     mni = template(resolution)
     stretches = np.linalg.svd(to_head[:3, :3], compute_uv=False)
     return {
@@ -427,15 +408,15 @@ def _silent() -> Iterator[None]:
     """Send standard output nowhere: greedy's optimiser prints from C, behind Python's back."""
     libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         yield
     finally:
         libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(nowhere)
 
 

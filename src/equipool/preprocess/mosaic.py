@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["mosaic"]
-
 Array = npt.NDArray[Any]
 
 PLANES = ((2, -18.0), (2, 8.0), (2, 40.0), (1, -22.0), (1, 18.0), (0, 4.0))  # axis and mm in MNI
 HEIGHT = 150  # pixels of a slice
-OWN, TEMPLATE = (230, 159, 0), (86, 180, 233)  # orange and sky blue differ for every kind of eye
+BRAIN, TEMPLATE = (230, 159, 0), (86, 180, 233)  # orange and sky blue differ for every kind of eye
 
 
 def mosaic(head: Array, mask: Array, template: Array, grid: Array) -> bytes:
@@ -40,10 +38,10 @@ def mosaic(head: Array, mask: Array, template: Array, grid: Array) -> bytes:
 def _tile(head: Array, mask: Array, template: Array, grid: Array, axis: int, mm: float) -> Array:
     """Draw one slice: left is left, up is up or to the front."""
     at = int(np.clip(round((mm - grid[axis, 3]) / grid[axis, axis]), 0, head.shape[axis] - 1))
-    grey, own, mni = (_enlarged(np.take(volume, at, axis).T[::-1]) for volume in (head, mask, template))
+    grey, brain, mni = (_enlarged(np.take(volume, at, axis).T[::-1]) for volume in (head, mask, template))
     colours = np.repeat((np.clip(grey, 0, 1) * 255).astype(np.uint8)[..., None], 3, axis=2)
     colours[_edge(mni > 0.5)] = TEMPLATE
-    colours[_edge(own > 0.5)] = OWN
+    colours[_edge(brain > 0.5)] = BRAIN
     return colours
 
 

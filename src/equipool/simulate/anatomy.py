@@ -1,8 +1,9 @@
-"""Made-up brains: the MNI152 tissue maps, bent for each person, aged, and thinned by Alzheimer's disease."""
+"""Simulated brains: the MNI152 tissue maps, deformed, aged, and thinned by Alzheimer's disease."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +15,6 @@ from equipool.exceptions import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Anatomy", "Traits"]
-
 FloatArray = NDArray[np.float64]
 
 # Where Alzheimer's disease takes grey matter: centre and width in mm, strength. Right side; mirrored.
@@ -26,14 +25,17 @@ AD_REGIONS = (
     ((46.0, -60.0, 34.0), 10.0, 0.4),  # parietal
     ((4.0, -52.0, 28.0), 8.0, 0.4),  # posterior cingulate
 )
-BENDS = (((6, 7, 6), 2.2), ((11, 13, 11), 0.9))  # knots of the random deformations and their size in mm
+DEFORMATIONS = (
+    ((6, 7, 6), 2.2),
+    ((11, 13, 11), 0.9),
+)  # knots of the random deformations and their size in mm
 
 
 @dataclass(frozen=True)
 class Traits:
     """What makes one brain: a seed for its shape, the age its brain looks like, and how ill it is.
 
-    ``atrophy`` is 0 for a healthy person and about 1 for one with Alzheimer's disease.
+    ``atrophy`` is 0 for a healthy participant and about 1 for one with Alzheimer's disease.
     """
 
     seed: tuple[int, ...]
@@ -68,16 +70,16 @@ class Anatomy:
         self.tissues = torch.from_numpy(tissues)
         axes = [torch.arange(n) * self.step + c for n, c in zip(self.fine, self.corner, strict=True)]
         self.points = torch.stack(torch.meshgrid(*axes, indexing="ij"))
-        still = self._sample(self.points)
-        self.mask = self._pool(still).sum(dim=0).numpy() > 0.5
-        self._prepare_effects(still)
+        template = self._sample(self.points)
+        self.mask = self._pool(template).sum(dim=0).numpy() > 0.5
+        self._prepare_effects(template)
 
-    def _prepare_effects(self, still: Tensor) -> None:
+    def _prepare_effects(self, template: Tensor) -> None:
         """Make the maps of where ventricles push, sulci widen and the disease takes grey matter."""
         import torch
 
         x, y, z = self.points
-        csf = still[2] * (still.sum(dim=0) > 0.9)
+        csf = template[2] * (template.sum(dim=0) > 0.9)
         deep = torch.exp(-((x / 24) ** 2 + ((y + 8) / 40) ** 2 + ((z - 12) / 18) ** 2))
         ventricles = self._smooth(csf * (deep > 0.37), 4.0)
         self.push = self._gradient(ventricles / ventricles.max())
@@ -91,26 +93,28 @@ class Anatomy:
         self.horns = self._gradient(self._smooth(self.disease * (csf > 0.3), 4.0))
 
     def brain(self, traits: Traits) -> Tensor:
-        """Return one person's shares of grey matter, white matter and fluid, (3, x, y, z)."""
+        """Return the shares of grey matter, white matter and fluid, (3, x, y, z)."""
+        import torch
+
         years = (traits.age - 50.0) / 45.0
-        moved = self.points + self._bend(traits)
+        moved = self.points + self._displacement(traits)
         moved = moved + (0.3 + 3.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
         grey, white, fluid = self._sample(moved)
         loss = 0.32 * years * self.sulci + 0.26 * traits.atrophy * self.disease
         lost = grey * loss.clamp(0, 0.9)
-        return self._pool(_stack(grey - lost, white, fluid + lost))
+        return self._pool(torch.stack([grey - lost, white, fluid + lost]))
 
-    def _bend(self, traits: Traits) -> Tensor:
+    def _displacement(self, traits: Traits) -> Tensor:
         """Return a smooth random displacement in mm, with the head's size."""
         import torch
         from torch.nn.functional import interpolate
 
         rng = np.random.default_rng(traits.seed)
-        bend = torch.zeros_like(self.points)
-        for knots, size in BENDS:
+        moved = torch.zeros_like(self.points)
+        for knots, size in DEFORMATIONS:
             draws = torch.from_numpy(rng.normal(0, size, (1, 3, *knots)).astype(np.float32))
-            bend += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
-        return bend - traits.size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
+            moved += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
+        return moved - traits.size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
 
     def _sample(self, points: Tensor) -> Tensor:
         """Return the tissues at points (3, …) in mm."""
@@ -143,12 +147,7 @@ class Anatomy:
         return field / field.norm(dim=0).max().clamp_min(1e-12)
 
 
-def _stack(*maps: Tensor) -> Tensor:
-    import torch
-
-    return torch.stack(maps)
-
-
+@cache
 def _tissues(average: int) -> tuple[NDArray[np.float32], FloatArray, float]:
     """Return grey matter, white matter and fluid of the template, their corner and voxel size in mm."""
     from nilearn.datasets import load_mni152_gm_template, load_mni152_template, load_mni152_wm_template

@@ -1,12 +1,11 @@
-"""Made-up scans of several scanners with known truth: a BIDS folder to try methods on.
+"""Simulated scans of several scanners with known truth: a BIDS folder to try methods on.
 
-The people are those of :mod:`equipool.simulate.anatomy`; a scanner adds its contrast, bias field, gamma,
+The brains are those of :mod:`equipool.simulate.anatomy`; a scanner adds its contrast, bias field, gamma,
 blur, noise and gain, each a little different from scan to scan.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,14 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from equipool.data.bids import image_path, write_description
+from equipool.data.nifti import write_volume
+from equipool.data.tables import write_table
 from equipool.exceptions import InputError
-from equipool.files import write_whole
 from equipool.simulate.anatomy import Anatomy, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["COHORTS", "Cohort", "Scanner", "SimulatedBrains", "custom_cohort", "simulate_brains"]
 
 FloatArray = NDArray[np.float64]
 Volume = NDArray[np.float32]
@@ -36,7 +35,7 @@ AFFECTED, UNAFFECTED = 0.10, 0.01  # of the strongest effect: what counts as tru
 
 @dataclass(frozen=True)
 class Scanner:
-    """What a scanner does to a brain, before each scan's own deviation.
+    """What a scanner does to a brain, before the deviations of single scans.
 
     Attributes
     ----------
@@ -46,7 +45,7 @@ class Scanner:
         Exponent on intensities relative to white matter; standard deviation of the blur in mm; noise as a
         share of white matter; overall factor.
     bias
-        Size of the site's own bias field (logarithmic).
+        Size of the scanner's bias field (logarithmic).
     """
 
     name: str
@@ -101,7 +100,7 @@ class SimulatedBrains:
     Attributes
     ----------
     people
-        One row a person: participant_id, site, age, sex, dx.
+        One row a participant: participant_id, site, age, sex, dx.
     anatomy
         Grid, mask and template.
     """
@@ -115,40 +114,33 @@ class SimulatedBrains:
     def __len__(self) -> int:
         return len(self.people)
 
-    def traits(self, person: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
-        """Return what makes a person's brain, at another age or another stage of the disease if asked."""
-        row = self.hidden.iloc[person]
-        own_age = self.people["age"].iloc[person] if age is None else age
-        return Traits(
-            (self.seed, 1, person),
-            own_age + row["brain_age_gap"],
-            row["atrophy"] if atrophy is None else atrophy,
-            row["size"],
-        )
+    def traits(self, participant: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
+        """Return what makes a participant's brain, at another age or stage of the disease if asked."""
+        row = self.hidden.iloc[participant]
+        age = self.people["age"].iloc[participant] if age is None else age
+        atrophy = row["atrophy"] if atrophy is None else atrophy
+        return Traits((self.seed, 1, participant), age + row["brain_age_gap"], atrophy, row["size"])
 
-    def clean(self, person: int, **changes: float) -> Volume:
-        """Return a person's volume without a scanner: even contrast, no blur, no noise."""
-        return _contrasted(self.anatomy.brain(self.traits(person, **changes)), CLEAN_CONTRAST)
+    def clean(self, participant: int, **changes: float) -> Volume:
+        """Return a participant's volume without a scanner: even contrast, no blur, no noise."""
+        return _contrasted(self.anatomy.brain(self.traits(participant, **changes)), CLEAN_CONTRAST)
 
-    def scan(self, person: int) -> Volume:
-        """Return a person's volume as that person's scanner gives it."""
-        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[person])]
-        return self.image(self.anatomy.brain(self.traits(person)), scanner, person)
+    def scan(self, participant: int) -> Volume:
+        """Return a participant's volume as the scanner of their site gives it."""
+        return self.both(participant)[0]
 
-    def both(self, person: int) -> tuple[Volume, Volume]:
-        """Return a person's scan and clean volume, with the brain made once."""
-        tissues = self.anatomy.brain(self.traits(person))
-        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[person])]
-        return self.image(tissues, scanner, person), _contrasted(tissues, CLEAN_CONTRAST)
+    def both(self, participant: int) -> tuple[Volume, Volume]:
+        """Return a participant's scan and clean volume, with the brain made once."""
+        tissues = self.anatomy.brain(self.traits(participant))
+        scanner = self.cohort.scanners[int(self.hidden["site"].iloc[participant])]
+        return self.image(tissues, scanner, participant), _contrasted(tissues, CLEAN_CONTRAST)
 
-    def image(self, tissues: Tensor, scanner: Scanner, person: int | None = None) -> Volume:
-        """Return what a scanner makes of a brain; without a person, its typical scan free of noise."""
+    def image(self, tissues: Tensor, scanner: Scanner, participant: int | None = None) -> Volume:
+        """Return what a scanner makes of a brain; without a participant, its typical scan free of noise."""
         from scipy.ndimage import gaussian_filter
 
-        rng = np.random.default_rng(
-            (self.seed, 2, -1 if person is None else person) if person is not None else 0
-        )
-        vary = 0.0 if person is None else 1.0
+        rng = np.random.default_rng(0 if participant is None else (self.seed, 2, participant))
+        vary = 0.0 if participant is None else 1.0
         contrast = tuple(c * (1 + vary * 0.01 * rng.normal()) for c in scanner.contrast)
         step = float(self.anatomy.affine[0, 0])
         volume = gaussian_filter(_contrasted(tissues, contrast), scanner.blur / step)
@@ -173,12 +165,12 @@ class SimulatedBrains:
 
     @cached_property
     def disease_effect(self) -> Volume:
-        """The mean change that the disease makes in a clean volume, over twelve of the people."""
+        """The mean change that the disease makes in a clean volume, over twelve participants."""
         return self._mean_change(lambda k: self.clean(k, atrophy=1.0) - self.clean(k, atrophy=0.0))
 
     @cached_property
     def age_effect(self) -> Volume:
-        """The mean change of a clean volume in ten years, from 65 to 75, over twelve of the people."""
+        """The mean change of a clean volume in ten years, from 65 to 75, over twelve participants."""
         return self._mean_change(lambda k: self.clean(k, age=75.0) - self.clean(k, age=65.0))
 
     def affected(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -195,7 +187,7 @@ class SimulatedBrains:
         return total
 
     def _bias_weights(self, scanner: Scanner) -> FloatArray:
-        names = [known.name for known in self.cohort.scanners]
+        names = [one.name for one in self.cohort.scanners]
         rng = np.random.default_rng((self.seed, 3, names.index(scanner.name)))
         draws: FloatArray = rng.normal(size=len(WAVES))
         return scanner.bias * draws / np.sqrt(len(WAVES)) * 1.5
@@ -212,7 +204,7 @@ class SimulatedBrains:
     # -- writing -------------------------------------------------------------------------------------------
 
     def write(self, out: Path, *, jobs: int = 1) -> Iterator[int]:
-        """Write the BIDS folder with its truth, person by person; yields how many are done.
+        """Write the BIDS folder with its truth, scan by scan; yields how many are done.
 
         ``participants.tsv`` comes last: a folder that has it is whole.
         """
@@ -221,25 +213,18 @@ class SimulatedBrains:
         self._write_truth(out / "derivatives" / "truth")
         # Threads: torch and numpy leave the interpreter to others, and the template is not copied.
         parallel = Parallel(n_jobs=jobs, prefer="threads", return_as="generator_unordered")
-        tasks = (delayed(self._write_person)(out, k) for k in range(len(self)))
+        tasks = (delayed(self._write_participant)(out, k) for k in range(len(self)))
         yield from (done for done, _ in enumerate(parallel(tasks), start=1))
-        facts = {
-            "Name": "Simulated brains of equipool",
-            "BIDSVersion": "1.9.0",
-            "DatasetType": "derivative",
-            "License": "CC0",
-            "GeneratedBy": [{"Name": "equipool simulate"}],
-        }
-        write_whole(out / "dataset_description.json", json.dumps(facts, indent=1))
-        write_whole(out / "participants.tsv", self.people.to_csv(sep="\t", index=False))
+        write_description(out, "Simulated brains of equipool", "simulate", License="CC0")
+        write_table(out / "participants.tsv", self.people)
 
-    def _write_person(self, out: Path, person: int) -> None:
-        name = self.people["participant_id"].iloc[person]
-        space = f"space-MNI152NLin2009cAsym_res-{self.anatomy.affine[0, 0]:g}"
-        scan = out / name / "anat" / f"{name}_{space}_desc-brain_T1w.nii.gz"
-        clean = out / "derivatives" / "truth" / name / "anat" / f"{name}_{space}_desc-clean_T1w.nii.gz"
-        for path, volume in zip((scan, clean), self.both(person), strict=True):
-            self._write_volume(path, volume)
+    def _write_participant(self, out: Path, participant: int) -> None:
+        label = self.people["participant_id"].iloc[participant].removeprefix("sub-")
+        entities = {"sub": label, "space": "MNI152NLin2009cAsym", "res": f"{self.anatomy.affine[0, 0]:g}"}
+        folders = {"brain": out, "clean": out / "derivatives" / "truth"}
+        for (desc, folder), volume in zip(folders.items(), self.both(participant), strict=True):
+            path = image_path({**entities, "desc": desc, "suffix": "T1w"})
+            write_volume(folder / path, volume, self.anatomy.affine, mni=True)
 
     def _write_truth(self, folder: Path) -> None:
         affected, unaffected = self.affected()
@@ -254,21 +239,8 @@ class SimulatedBrains:
             maps[f"site-{scanner.name}_field"] = self.site_field(scanner)
             maps[f"site-{scanner.name}_effect"] = self.site_effect(scanner)
         for name, volume in maps.items():
-            self._write_volume(folder / f"{name}.nii.gz", volume)
-        hidden = pd.concat([self.people["participant_id"], self.hidden], axis=1)
-        write_whole(folder / "traits.tsv", hidden.to_csv(sep="\t", index=False))
-
-    def _write_volume(self, path: Path, volume: NDArray[Any]) -> None:
-        import gzip
-
-        from nibabel.nifti1 import Nifti1Image
-
-        kind = np.uint8 if volume.dtype == bool else np.float32
-        image: Any = Nifti1Image(volume.astype(kind), self.anatomy.affine)
-        image.header.set_xyzt_units("mm")
-        image.header["sform_code"] = image.header["qform_code"] = 4
-        # The same volume gives the same bytes: the time of writing is left out.
-        write_whole(path, gzip.compress(image.to_bytes(), compresslevel=3, mtime=0))
+            write_volume(folder / f"{name}.nii.gz", volume, self.anatomy.affine, mni=True)
+        write_table(folder / "traits.tsv", pd.concat([self.people["participant_id"], self.hidden], axis=1))
 
 
 def simulate_brains(
@@ -289,7 +261,7 @@ def simulate_brains(
     resolution
         Voxel size in mm.
     random_state
-        The same number gives the same people and scans.
+        The same number gives the same participants and scans.
     """
     if isinstance(like, str) and like not in COHORTS:
         raise InputError(f"There is no cohort {like!r}; there are {', '.join(COHORTS)}.")
@@ -302,14 +274,12 @@ def simulate_brains(
 
 
 def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) -> Cohort:
-    """Return a cohort of so many people at each of several sites, with made-up scanners.
+    """Return a cohort of several sites with invented scanners.
 
     Parameters
     ----------
-    people
-        How many each site has.
-    patients
-        How many of them are ill; default: two fifths.
+    people, patients
+        How many participants each site has, and how many of them are ill; default: two fifths.
 
     Examples
     --------
@@ -320,18 +290,19 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
     ill = [round(0.4 * n) for n in people] if patients is None else list(patients)
     if len(ill) != len(people):
         raise InputError(
-            f"There are {len(people)} sites with people and {len(ill)} with patients; give both for each."
+            f"There are {len(people)} sites with participants, {len(ill)} with patients; give both for each."
         )
     for k, (n, m) in enumerate(zip(people, ill, strict=True), start=1):
         if not 0 <= m <= n or n < 1:
             raise InputError(
-                f"site{k} cannot have {m} patients among {n} people; give fewer patients, or more people."
+                f"site{k} cannot have {m} patients among {n} participants; give fewer patients, or more "
+                "participants."
             )
     healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
-    return Cohort(tuple(_made_up_scanner(k) for k in range(len(people))), tuple(ill), healthy)
+    return Cohort(tuple(_invented_scanner(k) for k in range(len(people))), tuple(ill), healthy)
 
 
-def _made_up_scanner(number: int) -> Scanner:
+def _invented_scanner(number: int) -> Scanner:
     """Return a scanner within the range of the three makers; the same number gives the same one."""
     grey, fluid, gamma, blur, noise, gain, bias = np.random.default_rng((4, number)).random(7)
     return Scanner(
@@ -346,7 +317,7 @@ def _made_up_scanner(number: int) -> Scanner:
 
 
 def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Draw who is scanned, and what no table tells: how old the brain looks, the atrophy, the head's size."""
+    """Draw the participants, and what no table has: the brain-age gap, the atrophy, the head's size."""
     rng = np.random.default_rng((seed, 0))
     counts = list(zip(cohort.patients, cohort.controls, strict=True))
     site = np.repeat(np.arange(len(counts)), [sum(pair) for pair in counts])

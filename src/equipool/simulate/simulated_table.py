@@ -1,4 +1,4 @@
-"""Made-up data whose truth is known. So far: a table of regional volumes from several scanners."""
+"""A simulated table of regional volumes from several scanners, whose truth is known."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from equipool.data.pooled import PooledDataset
 from equipool.exceptions import InputError
-
-__all__ = ["SimulatedTable", "simulate_table"]
 
 FloatArray = NDArray[np.float64]
 
@@ -32,10 +30,10 @@ class SimulatedTable:
     pool
         What a user would be given: features with the sites' shift and scale in them.
     clean
-        The same people's features without any site effect.
+        The same participants' features without any site effect.
     shift, scale
-        The sites' effects (sites, features): feature = mean + shift + scale · (clean − mean), where sites do
-        not mix or bend features.
+        The sites' effects (sites, features): feature = mean + shift + scale · (clean − mean), without mixing
+        and bending.
     affected
         (features,): which of them the disease changes.
     """
@@ -69,20 +67,20 @@ def simulate_table(
     sites
         Names of the scanners.
     people, features
-        People at each site; regions measured.
+        Participants at each site; regions measured.
     overlap
         From 0, where the sites' ages do not overlap at all, to 1, where all cover the whole range.
     ages
         The whole range.
     patients, disease, noise
-        Share of people with the disease; the share of an affected region that it takes; what differs between
-        people and regions for no reason.
+        Share of participants with the disease; the share of an affected region that it takes; standard
+        deviation of the noise.
     mixing, bending
-        How much sites mix what is a person's own between features, and bend it (as a gamma would): 0 for
-        none, 0.3 for a lot.
+        How much sites change the covariance of the deviations from the mean, by a linear map of them, and
+        their distribution, by a monotone warp (as a gamma would): 0 for none, 0.3 for a lot.
     joint
-        How much of what a site does to a feature depends, in curves, on factors that run through all features
-        of a person, such as head size: 0 for none, 0.3 for a lot.
+        How much of a site's effect on a feature depends, nonlinearly, on latent factors that all features of
+        a participant share, such as head size: 0 for none, 0.3 for a lot.
     random_state
         The same number gives the same table.
 
@@ -103,15 +101,16 @@ def simulate_table(
     age = _ages(rng, site, len(sites), overlap, ages)
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
-    deviation, affected, person = _anatomy(rng, age, ages, sick, features, disease, noise)
+    deviation, affected, factors = _anatomy(rng, age, ages, sick, features, disease, noise)
     clean = mean * (1 + deviation)
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
-    seen = _seen(rng, clean - mean, site, len(sites), mixing, bending)
-    seen += joint * _jointly(random_state, person, site, len(sites), features) * (clean - mean).std(axis=0)
+    deviations = _mixed_and_warped(rng, clean - mean, site, len(sites), mixing, bending)
+    coupled = _coupled(random_state, factors, site, len(sites), features)
+    deviations += joint * coupled * (clean - mean).std(axis=0)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
-        pd.DataFrame(mean + shift[site] + scale[site] * seen, columns=names),
+        pd.DataFrame(mean + shift[site] + scale[site] * deviations, columns=names),
         site=np.array(sites)[site],
         covariates=age,
         covariate_names=["age"],
@@ -145,50 +144,48 @@ def _anatomy(
     effect: float,
     noise: float,
 ) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
-    """Return deviations relative to the mean volume, which features the disease changes, people's factors."""
+    """Return deviations relative to the mean volume, the affected features, and the latent factors."""
     years = (age - ages[0]) / (ages[1] - ages[0])
     loss = rng.uniform(0.05, 0.3, features) * np.sign(rng.random(features) - 0.15)
     ageing = -np.outer(years + 0.8 * years**2, loss) / 1.8
     affected = rng.random(features) < 0.4
     disease = -effect * np.outer(sick, affected)
     factors = rng.standard_normal((len(age), 3))
-    person = 0.06 * factors @ rng.standard_normal((3, features)) / np.sqrt(3)
-    chance = noise * rng.standard_normal((len(age), features))
-    deviation: FloatArray = ageing + disease + person + chance
+    shared = 0.06 * factors @ rng.standard_normal((3, features)) / np.sqrt(3)
+    deviation: FloatArray = ageing + disease + shared + noise * rng.standard_normal((len(age), features))
     return deviation, affected, factors
 
 
-def _jointly(
+def _coupled(
     random_state: int, factors: FloatArray, site: NDArray[np.intp], n_sites: int, features: int
 ) -> FloatArray:
-    """Return what sites do by people's factors: parabolas, steps and products, other ones at each site."""
+    """Return site effects by latent factors: parabolas, steps and products, weighted by site."""
     rng = np.random.default_rng((random_state, 2))
     first, second = factors[:, 0], factors[:, 1]
     curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
-    own = rng.standard_normal((n_sites, 3, features)) / np.sqrt(3)
-    result: FloatArray = np.einsum("nk,nkp->np", curves, own[site])
+    weights = rng.standard_normal((n_sites, 3, features)) / np.sqrt(3)
+    result: FloatArray = np.einsum("nk,nkp->np", curves, weights[site])
     return result
 
 
-def _seen(
+def _mixed_and_warped(
     rng: np.random.Generator,
-    own: FloatArray,
+    deviations: FloatArray,
     site: NDArray[np.intp],
     n_sites: int,
     mixing: float,
     bending: float,
 ) -> FloatArray:
-    """Return what sites see of deviations: mixed between features and bent, differently at each."""
+    """Return deviations with a linear map and a monotone warp of their own at each site."""
+    result = deviations.copy()
     if not mixing and not bending:
-        return own.copy()
-    seen = np.empty_like(own)
-    spread = own.std(axis=0)
+        return result
+    spread = deviations.std(axis=0)
+    width = len(spread)
     for s in range(n_sites):
-        part = own[site == s] / spread
-        width = part.shape[1]
-        part = part @ (np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width))
-        bend = bending * rng.standard_normal(width)
-        # Monotone for bends that are not extreme: a quadratic whose slope stays positive within 2 deviations.
-        bent = part + np.clip(bend, -0.24, 0.24) * (np.clip(part, -2, 2) ** 2 - 1)
-        seen[site == s] = bent * spread
-    return seen
+        mixer = np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width)
+        part = deviations[site == s] / spread @ mixer
+        # A quadratic whose slope stays positive within 2 standard deviations.
+        curvature = np.clip(bending * rng.standard_normal(width), -0.24, 0.24)
+        result[site == s] = spread * (part + curvature * (np.clip(part, -2, 2) ** 2 - 1))
+    return result
