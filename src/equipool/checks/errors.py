@@ -98,7 +98,7 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
 
 
 def _features(inputs: Inputs) -> Iterator[Finding]:
-    if not inputs.feature_names:
+    if inputs.has_features and not inputs.feature_names:
         left_out = [name for name, _ in inputs.left_out]
         hint = f" (left out: {listed(left_out)})" if left_out else ""
         paths = [name for name in left_out if name.lower() in PATHS]

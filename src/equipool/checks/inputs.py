@@ -85,6 +85,7 @@ class Inputs:
     left_out: tuple[tuple[str, str], ...] = ()
     site_name: str = "site"
     id_name: str = "id"
+    has_features: bool = True
 
     @property
     def n_rows(self) -> int:
@@ -127,8 +128,8 @@ class Inputs:
 
     @classmethod
     def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
-        """Take arrays, lists, series or frames of the same length."""
-        features = _as_frame(X, "X", prefix="x")
+        """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
+        features = pd.DataFrame(index=range(len(site))) if X is None else _as_frame(X, "X", prefix="x")
         covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
         given = {"site": site, "covariates": covariates, "y": y, "ids": ids}
         for name, values in given.items():
@@ -156,6 +157,7 @@ class Inputs:
             task=kind,
             ids=None if ids is None else _labels(_series(ids)),
             text_cells=(*cells, *more_cells, *y_cells),
+            has_features=X is not None,
         )
 
 

@@ -1,7 +1,7 @@
 """Networks for volumes: the paper's 3-D ResNet, and a decoder back to the volume, which its code lacks.
 
-An estimator speaks of a volume as a row of the brain's voxels, as the cache holds it; a network for volumes
-sees the box (people, 1, x, y, z). :class:`VolumeEncoder` and :class:`VolumeDecoder` stand between the two.
+Estimators hold a volume as the row of its brain voxels; a network for volumes takes boxes (rows, 1, x, y, z).
+:class:`VolumeEncoder` and :class:`VolumeDecoder` convert between the two.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class WholeBatch:
 
 
 class BatchNorm1d(WholeBatch, nn.BatchNorm1d):
-    """Over people."""
+    """Over rows."""
 
 
 class BatchNorm3d(WholeBatch, nn.BatchNorm3d):
-    """Over people and places."""
+    """Over rows and places."""
 
 
 class Dropout(nn.Dropout):
-    """Dropout drawn for the whole batch, so that several processes leave out what one would."""
+    """Dropout drawn for the whole batch, so that several processes leave out what a single one would."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some numbers 0 and the others larger, in training."""
+        """In training, set a share of the numbers to 0 and scale the others up."""
         if not self.training:
             return x
         rows = distributed.batch_rows(len(x))
@@ -124,9 +124,9 @@ class ResNet3d(nn.Sequential):
 def voxel_decoder(n_in: int, n_voxels: int, *, hidden: int = 64) -> nn.Sequential:
     """Return a decoder that mixes ``hidden`` learned maps at full resolution.
 
-    It gives the deviation from the mean brain in each voxel's own scale: folds and borders come with the
-    mean, and the network learns what differs between people. Convolutions upwards were four times slower and
-    rebuilt held-out brains worse (docs/experiments.md).
+    It gives the standardised deviation from the mean brain: folds and borders come with the mean, and the
+    network learns how participants differ. Transposed convolutions were four times slower and reconstructed
+    held-out brains worse (docs/experiments.md).
     """
     return nn.Sequential(nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, n_voxels))
 
@@ -150,7 +150,7 @@ class VolumeEncoder(SingleModule):
     mask
         Brain voxels of the box, boolean (x, y, z).
     body
-        From (people, 1, x, y, z) to (people, n).
+        From (rows, 1, x, y, z) to (rows, n).
     """
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:
@@ -161,7 +161,7 @@ class VolumeEncoder(SingleModule):
         self.body = body
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (people, n) for (people, voxels)."""
+        """Return (rows, n) for (rows, voxels)."""
         box = rows.new_zeros(len(rows), self.shape[0] * self.shape[1] * self.shape[2], dtype=torch.float32)
         box[:, self.voxels] = rows.float()
         volume = box.view(len(rows), 1, *self.shape).contiguous(memory_format=torch.channels_last_3d)
@@ -177,7 +177,7 @@ class VolumeDecoder(SingleModule):
     mask
         Brain voxels of the box.
     body
-        From (people, n) to (people, voxels), or to a box (people, 1, x, y, z) of which the brain is taken.
+        From (rows, n) to (rows, voxels), or to boxes (rows, 1, x, y, z), of which the brain is taken.
     """
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:
@@ -187,7 +187,7 @@ class VolumeDecoder(SingleModule):
         self.body = body
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return (people, voxels) for (people, n)."""
+        """Return (rows, voxels) for (rows, n)."""
         out: Tensor = self.body(latent.float())
         rows = out if out.ndim == 2 else out.flatten(1)[:, self.voxels]
         return rows.to(latent.dtype)
