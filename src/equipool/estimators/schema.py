@@ -18,7 +18,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -54,7 +54,7 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             arrays[path] = np.array(value, order="C")
             return None
         case nn.Module():
-            arrays |= {f"{path}.{name}": np.array(tensor) for name, tensor in value.state_dict().items()}
+            arrays |= {f"{path}.{name}": tensor.numpy().copy() for name, tensor in value.state_dict().items()}
             return None
         case BaseEstimator():
             learned = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value._learned)}
@@ -119,8 +119,9 @@ class Stored:
         estimator = kind(**{k: self.read(hints[k], v, k, {"most": math.inf}) for k, v in settings.items()})
         if fitted:
             inner = dataclasses.replace(self, shared={}, free={}, estimator=estimator)
-            learned = inner._fields(kind._learned, stored["learned"], f"{path}." if path else "")
-            vars(estimator).update({name: value for name, value in learned.items() if value is not None})
+            for name, value in inner._fields(kind._learned, stored["learned"], f"{path}." if path else ""):
+                if value is not None:
+                    setattr(estimator, name, value)
             _require_consistent(estimator)
         return estimator
 
@@ -156,7 +157,7 @@ class Stored:
         there = any(f"{name}.".startswith(f"{path}.") for name in self.arrays)
         if stored is None and types.NoneType in hints and not there:
             return None
-        for hint in hints:
+        for hint in (hint for hint in hints if hint is not types.NoneType):
             try:
                 return self.read(hint, stored, path, about)
             except DamagedError as error:
@@ -184,18 +185,16 @@ class Stored:
             kind = next((one for one in _concrete(kind) if one.name == stored.get("name")), None)
             _require(kind is not None, path)
             stored = {name: value for name, value in stored.items() if name != "name"}
-        values = dataclasses.replace(self, free={})._fields(kind, stored, f"{path}.")
-        value = kind(**values)
+        value = kind(**dict(dataclasses.replace(self, free={})._fields(kind, stored, f"{path}.")))
         _require_consistent(value)
         return value
 
-    def _fields(self, kind: Any, stored: Any, prefix: str) -> dict[str, Any]:
+    def _fields(self, kind: Any, stored: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Yield the values that a dataclass declares, in its order."""
         declared, hints = dataclasses.fields(kind), get_type_hints(kind)
         _require_keys(stored, [f.name for f in declared], prefix)
-        return {
-            f.name: self.read(hints[f.name], stored[f.name], f"{prefix}{f.name}", f.metadata)
-            for f in declared
-        }
+        for f in declared:
+            yield f.name, self.read(hints[f.name], stored[f.name], f"{prefix}{f.name}", f.metadata)
 
     def _array(self, scalar: Any, stored: Any, path: str, about: Metadata) -> NDArray[Any]:
         kinds = "bifUO" if scalar is Any else np.dtype(scalar).kind
