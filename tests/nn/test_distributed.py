@@ -108,6 +108,6 @@ def test_processes_that_do_not_know_of_each_other_are_told(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(
-            EquipoolWarning, match=r"2 processes were started.*call equipool\.nn\.distributed"
+            EquipoolWarning, match=r"2 processes were started.*call equipool\.distributed"
         ):
             estimator.fit(pool.X, pool.y, site=pool.site_labels)

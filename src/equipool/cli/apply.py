@@ -157,7 +157,7 @@ def _apply_to_images(
             f"--unseen-site {arguments.unseen_site} is for tables: a scanner must have been there at fit; "
             "fit again with its images, or leave --site out (--site none) for codes alone."
         )
-    wanted = bool(arguments.site) and hasattr(model, "harmonize")
+    wanted = bool(arguments.site) and model.front_ is not None
     if wanted:
         _try(model, volumes, frame[arguments.site], covariates)
     if arguments.dry_run:
@@ -211,7 +211,7 @@ def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.Data
         parse_covariates(covariates, [c.name for c in known], [c.levels for c in known])
     rows = site.drop_duplicates().index
     own = None if covariates is None else covariates.loc[rows]
-    model.harmonize(volumes[rows.to_numpy()], site=site.loc[rows], covariates=own)
+    model.front_.transform(volumes[rows.to_numpy()], site=site.loc[rows], covariates=own)
 
 
 def _known_covariates(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:

@@ -113,7 +113,7 @@ def write_volumes(
     for start in range(0, len(volumes), BLOCK):
         part = slice(start, start + BLOCK)
         own = None if covariates is None else covariates.iloc[part]
-        harmonized = model.harmonize(volumes[part], site=site.iloc[part], covariates=own)
+        harmonized = model.front_.transform(volumes[part], site=site.iloc[part], covariates=own)
         for k, row in enumerate(harmonized.read(), start=start):
             write_volume(out / people["file"].iloc[k], harmonized.unmask(row), volumes.paths[k])
             yield k + 1

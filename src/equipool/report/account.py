@@ -221,7 +221,7 @@ def account_of_images(
 
     blocks = Blocks(volumes)
     before = blocks.measured()
-    after = blocks.harmonized(pooler.volume_sites_, pool)
+    after = blocks.harmonized(pooler.front_.model_, pool)
     large = before.shape[0] * volumes.shape[1] > 10**8
 
     def refitted(train: IntArray) -> FloatArray:

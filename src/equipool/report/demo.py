@@ -46,7 +46,7 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
 
 def _pool(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     """Fit on half of the people, judge on the other half; harmonize all of them."""
-    from equipool.estimators import EquivariantPooler
+    from equipool.estimators import EquivariantPooler, SiteHarmonizer
     from equipool.judge import site_readers
 
     pool = truth.pool
@@ -54,7 +54,9 @@ def _pool(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     train, test = pool[first], pool[second]
     pooler = EquivariantPooler(random_state=seed, steps=800)
     pooler.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
-    harmonized = pooler.harmonize(pool.X, site=pool.site_labels, covariates=pool.C)
+    harmonizer = SiteHarmonizer(random_state=seed)
+    harmonizer.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
+    harmonized = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
 
     def site_auc(a: Any, b: Any) -> float:
         return max(reading.auc for reading in site_readers(a, train.site, b, test.site, seed=seed))
