@@ -57,7 +57,7 @@ class _Sites(VolumeSites):
 class _Learned:
     n_features_in_: int = field(metadata={"least": 1, "counts": "features"})
     sites_: NDArray[np.str_] = array("sites")
-    covariates_: tuple[Covariate, ...] = field(metadata={"dimensions": ("covariates",)})
+    covariates_: tuple[Covariate, ...]
     mask_: NDArray[np.bool_] = array("x", "y", "z")
     affine_mm_: FloatArray = array("4", "4")
     model_: _Sites

@@ -57,7 +57,7 @@ class Learned:
     n_features_in_: int = field(metadata={"least": 1, "counts": "inputs"})
     feature_names_in_: NDArray[np.object_] | None = array("inputs")
     sites_: NDArray[np.str_] = array("sites")
-    covariates_: tuple[Covariate, ...] = field(metadata={"dimensions": ("covariates",)})
+    covariates_: tuple[Covariate, ...]
     task_: Task | None
     classes_: NDArray[Any] | None = array("classes")
     target_scale_: tuple[float, float] | None

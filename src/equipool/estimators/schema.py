@@ -18,7 +18,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +31,7 @@ from torch import nn
 
 __all__ = ["DamagedError", "Stored", "write"]
 
-SHARED = ("sites", "inputs", "features", "covariates")
+SHARED = ("sites", "inputs", "features")
 LARGEST, SMALLEST = 1e100, 1e-100  # of numbers, and of those that must be positive
 MODULE = "module"  # what settings hold in place of a torch module, whose code is not saved
 Metadata = Mapping[str, Any]
@@ -57,7 +57,7 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             arrays |= {f"{path}.{name}": tensor.numpy().copy() for name, tensor in value.state_dict().items()}
             return None
         case BaseEstimator():
-            learned = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value._learned)}
+            learned = _declared(value, dataclasses.fields(value._learned))
             prefix = f"{path}." if path else ""
             learned = {name: write(one, f"{prefix}{name}", arrays) for name, one in learned.items()}
             return {**_settings(value), "learned": learned}
@@ -67,8 +67,17 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             value = value.to_dict("list")
         case _ if dataclasses.is_dataclass(value):
             name = {"name": value.name} if hasattr(value, "name") else {}
-            value = name | {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            value = name | _declared(value, dataclasses.fields(value))
     return {name: write(one, f"{path}.{name}", arrays) for name, one in value.items()}
+
+
+def _declared(value: Any, fields: Sequence[dataclasses.Field[Any]]) -> dict[str, Any]:
+    """Return the values of declared attributes, ``None`` for those that are not there."""
+    values = {f.name: getattr(value, f.name, None) for f in fields}
+    vague = [f.name for f in fields if isinstance(values[f.name], np.ndarray) and "dimensions" not in f.metadata]
+    if vague:
+        raise TypeError(f"{type(value).__name__} declares no dimensions of {', '.join(vague)}")
+    return values
 
 
 def _settings(estimator: BaseEstimator) -> dict[str, Any]:
@@ -209,7 +218,7 @@ class Stored:
         _require(array.dtype.kind in kinds, path)
         self._require_shape(array.shape, path, about["dimensions"])
         if array.dtype.kind in "fi":
-            _require(np.isfinite(array).all() and not (about["positive"] and (array < SMALLEST).any()), path)
+            _require(np.isfinite(array).all() and not (about.get("positive") and (array < SMALLEST).any()), path)
         if len(kinds) > 1 or kinds in "UO":  # names and classes
             values = array.tolist()
             _require(len({type(v) for v in values}) == 1 and len(set(values)) == len(values), path)
