@@ -40,8 +40,8 @@ harmonizer.fit(volumes[fit], people.dx[fit], site=people.site[fit], covariates=p
 
 # %%
 # Held-out participants: their harmonized volumes, beside those without a scanner. A volume is compared with
-# its clean one by the correlation of their differences from the mean brain: individual anatomy counts, what all
-# brains share does not.
+# its clean one by the correlation of their differences from the mean brain: individual anatomy counts, what
+# all brains share does not.
 
 clean = np.stack([brains.clean(k)[volumes.mask] for k in held])
 measured = volumes.read(held)
@@ -81,7 +81,9 @@ for row, k in zip(axes, shown, strict=True):
         panel.imshow(slice_of(values), **limits)
     person = people.iloc[held[k]]
     row[0].set_title(f"{person.site}, {person.age:.0f} years, {person.dx}", fontsize=10)
-for panel, title in zip(axes[0][1:], ("harmonized", "estimated site effect", "without a scanner"), strict=True):
+for panel, title in zip(
+    axes[0][1:], ("harmonized", "estimated site effect", "without a scanner"), strict=True
+):
     panel.set_title(title, fontsize=10)
 plt.show()
 work.cleanup()

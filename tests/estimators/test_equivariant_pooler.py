@@ -26,9 +26,7 @@ def new(split):
 def brief(pool, X=None, **settings):
     """Return a pooler after a few steps."""
     estimator = EquivariantPooler(**{"steps": 5, **settings})
-    return estimator.fit(
-        pool.X if X is None else X, pool.y, site=pool.site_labels, covariates=pool.C
-    )
+    return estimator.fit(pool.X if X is None else X, pool.y, site=pool.site_labels, covariates=pool.C)
 
 
 def test_phi_is_exactly_equivariant_after_training(trained, new):

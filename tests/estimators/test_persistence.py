@@ -1,4 +1,4 @@
-"""Models are saved whole and load with the same bits; what a damaged or forged one says is refused at load."""
+"""Models are saved whole and load with the same bits; a damaged or forged one is refused at load."""
 
 from __future__ import annotations
 
@@ -269,12 +269,13 @@ class Model:
     effects: Composition
     lines: FloatArray = array("covariates", "features")
     spare: FloatArray | None = array("spare")
+    masses: FloatArray = field(metadata={"dimensions": ("features",), "missing": True})
     names: tuple[str, ...] | None
     gain: bool
     kind: Literal["a", "b"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     n_features_in_: int = field(metadata={"least": 1, "counts": "inputs"})
     feature_names_in_: NDArray[np.object_] | None = array("inputs")
@@ -294,6 +295,10 @@ class Harmonizer(BaseEstimator):
     def fit(self, X, y=None):
         return self
 
+    def require_consistent(self):
+        if len(self.encoding_.names) != len(self.model_.lines):
+            raise ValueError("covariates")
+
 
 @pytest.fixture
 def harmonizer(monkeypatch):
@@ -301,10 +306,20 @@ def harmonizer(monkeypatch):
     rng, one = np.random.default_rng(0), Harmonizer(mixing=np.inf, keep=np.True_)
     one.n_features_in_, one.sites_ = 4, np.array(["GE", "Siemens"])
     one.moved_ = np.array([True, True, False, True])
-    one.encoding_ = Encoding(("age", "hand"), {"hand": ("b", "l", "r")}, ("age", "hand=l", "hand=r"), (None,) * 3)
+    one.encoding_ = Encoding(
+        ("age", "hand"), {"hand": ("b", "l", "r")}, ("age", "hand=l", "hand=r"), (None,) * 3
+    )
     shift, scale = rng.normal(size=(2, 3)), np.exp(rng.normal(size=3))
     curve = Curve(shift, scale, np.array([0, 2]), rng.normal(size=(2, 6)), math.inf)
-    one.model_ = Model(Composition((Shift(shift, scale), curve)), rng.normal(size=(3, 3)), None, ("x",), True, "b")
+    one.model_ = Model(
+        effects=Composition((Shift(shift, scale), curve)),
+        lines=rng.normal(size=(3, 3)),
+        spare=None,
+        masses=np.array([0.0, np.nan, 1.0]),
+        names=("x",),
+        gain=True,
+        kind="b",
+    )
     one.effects_ = pd.DataFrame({"site": ["GE", "Siemens"], "shift": [0.1, -0.1], "known": [True, False]})
     return one
 
@@ -324,6 +339,7 @@ def test_every_kind_of_value_comes_back(harmonizer, tmp_path):
             np.testing.assert_array_equal(getattr(second, name), value)
             assert np.asarray(getattr(second, name)).dtype == np.asarray(value).dtype
     np.testing.assert_array_equal(after.lines, before.lines)
+    np.testing.assert_array_equal(after.masses, before.masses)
     assert (after.spare, after.names, after.gain, after.kind) == (None, ("x",), True, "b")
 
 
@@ -343,6 +359,7 @@ def test_every_kind_of_value_comes_back(harmonizer, tmp_path):
         ("model_.effects.effects.other.shift", lambda a: np.ones((2, 3))),
         ("model_.lines", lambda a: a[:2]),
         ("model_.spare", lambda a: np.full(2, np.nan)),
+        ("model_.masses", lambda a: a + np.inf),
     ],
 )
 def test_arrays_of_effects_are_checked(harmonizer, tmp_path, path, change):

@@ -1,12 +1,12 @@
 """The front of a pooler: a harmonizer that takes the site out of what the network sees.
 
-It gets X alone, at fit as later: the site is inferred, so a participant has the same code in training and after,
-and new ones need no label.
+It gets X alone, at fit as later: the site is inferred, so a participant has the same code in training and
+after, and new ones need no label.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from equipool.exceptions import InputError
 __all__ = ["Front", "fit_front", "with_site", "without_site"]
 
 FloatArray = NDArray[np.float64]
-Front = BaseEstimator | Literal["auto"] | bool | None
+Front: TypeAlias = BaseEstimator | Literal["auto"] | bool | None
 
 
 def fit_front(front: Front, X: Any, y: Any, *, site: Any, covariates: Any) -> Any:

@@ -53,7 +53,7 @@ class _Sites(VolumeSites):
     precision: FloatArray = array("sites", "sites")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Learned:
     n_features_in_: int = field(metadata={"least": 1, "counts": "features"})
     sites_: NDArray[np.str_] = array("sites")
@@ -119,7 +119,9 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _index(self, site: Any, rows: int) -> NDArray[np.intp]:
         labels = parse_labels(site)
         if labels.shape != (rows,):
-            raise InputError(f"site must have one value for each of the {rows} rows. Got shape {labels.shape}.")
+            raise InputError(
+                f"site must have one value for each of the {rows} rows. Got shape {labels.shape}."
+            )
         place = {str(name): k for k, name in enumerate(self.sites_)}
         unseen = sorted(set(map(str, labels)) - set(place))
         if unseen:

@@ -1,7 +1,7 @@
 """Save and load fitted estimators: safetensors and JSON, nothing that could run code.
 
-A model is a folder with ``model.json`` (settings, and what was learned) and ``model.safetensors`` (arrays), whose
-hash the JSON holds. The class of an estimator declares what it learned by the dataclass ``_learned``, see
+A model is a folder with ``model.json`` (settings, and what was learned) and ``model.safetensors`` (arrays),
+whose hash the JSON holds. The dataclass ``_learned`` of an estimator's class declares what it learned, see
 :mod:`equipool.estimators.schema`.
 """
 
@@ -88,10 +88,12 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     except (*ODD, SafetensorError) as error:
         if modules:
             raise InputError(
-                f"{folder} does not fit the {' and '.join(modules)} given ({type(error).__name__}); give fresh "
-                "modules of the same architecture as at fit."
+                f"{folder} does not fit the {' and '.join(modules)} given ({type(error).__name__}); give "
+                "fresh modules of the same architecture as at fit."
             ) from error
-        why = str(error) if isinstance(error, DamagedError) else f"{type(error).__name__} while it was rebuilt"
+        why = (
+            str(error) if isinstance(error, DamagedError) else f"{type(error).__name__} while it was rebuilt"
+        )
         raise InputError(f"{folder} is damaged: {why}; copy it anew, or fit again.") from error
     return estimator
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -38,7 +38,7 @@ from equipool.nn import Components, EncoderKind, coders, site_batches, train
 from equipool.nn.checkpoints import Checkpoints, locked
 from equipool.nn.networks import require_width
 from equipool.nn.training import Step, Trained
-from equipool.randomness import seed_for, seeded
+from equipool.randomness import seed_for
 from equipool.sites.effect import array
 
 __all__ = ["PoolingEstimator"]
@@ -50,7 +50,7 @@ LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a tabl
 VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     """What a fitted estimator has learned, for persistence; ``None`` where there is nothing."""
 
@@ -76,9 +76,9 @@ class Learned:
 class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the pooler and of the baselines, with the parameters that all of them have.
 
-    A subclass gives ``_fit_networks``, which returns one trained module with the methods ``code`` (scaled
-    features to codes), ``tau`` (to the vectors that stand for τ), ``rebuilt`` and ``predictor``, and ``_build``,
-    which returns such a module before it is trained.
+    A subclass gives ``_build``, which returns a module with the methods ``code`` (scaled features to codes),
+    ``tau`` (to the vectors that stand for τ), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which
+    returns it trained.
     """
 
     n_latent: int = 30
@@ -124,7 +124,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = len(features)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         if isinstance(features, Volumes) and site is not None and len(site) != rows:
-            raise InputError(f"site has {len(site)} values but X has {rows} rows; give one for each row of X.")
+            raise InputError(
+                f"site has {len(site)} values but X has {rows} rows; give one for each row of X."
+            )
         inputs = Inputs.from_arrays(
             None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
             site=np.zeros(rows, dtype=int) if site is None else site,
@@ -143,7 +145,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self._checkpoints = None
             if self.checkpoint is not None:
                 self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
-            self.network_ = self._fit_networks(data.rows(fitted), data.rows(held), data)
+            self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
         return self

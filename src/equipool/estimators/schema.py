@@ -1,14 +1,14 @@
 """What a saved model may hold: learned values are declared as fields of a dataclass, and checked at load.
 
-The hint of a field says what its value is: a number, text, ``Literal``, ``X | None``, a tuple, a mapping, an array
-of numbers or text, a data frame, a torch module, an estimator, or a frozen dataclass, whose fields are declared
-likewise. An abstract dataclass stands for its subclasses, told apart by their ``name``. Metadata of the field say
-the rest:
+A field's hint says what its value is: a number, text, ``Literal``, ``X | None``, a tuple, a mapping, an array
+of numbers or of distinct labels, a data frame, a torch module, an estimator, or a frozen dataclass, whose
+fields are declared likewise. An abstract dataclass stands for its subclasses, told apart by their ``name``.
+The field's metadata say the rest:
 
-- ``dimensions`` of an array (:func:`equipool.sites.effect.array`) or a tuple. ``"features+1"`` is one more than
-  ``"features"``. Those of ``SHARED`` have one length throughout an estimator, others throughout a dataclass.
-- ``positive`` numbers of an array; ``least``, ``above`` and ``most`` of a number.
-- ``counts``: the dimension whose length a number is, or the true values of a mask are.
+- ``dimensions`` of an array (:func:`equipool.sites.effect.array`) or a tuple. ``"features+1"`` is one more
+  than ``"features"``, ``"4"`` is 4. Those of ``SHARED`` are of one length in an estimator, others in a class.
+- ``positive``: of an array; ``missing``: it may have NaN; ``least``, ``above``, ``most``: of a number.
+- ``counts``: the dimension whose length a number is, or the number of true values of a mask.
 - ``columns`` of a data frame, with their types.
 """
 
@@ -18,7 +18,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from torch import nn
 
-__all__ = ["DamagedError", "Stored", "write"]
+__all__ = ["MODULE", "DamagedError", "Stored", "write"]
 
 SHARED = ("sites", "inputs", "features")
 LARGEST, SMALLEST = 1e100, 1e-100  # of numbers, and of those that must be positive
@@ -48,8 +48,8 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case np.ndarray() if value.dtype.kind in "OU":
-            texts = [write(one, path, {}) for one in value]
-            return {"object": texts} if value.dtype == object else texts
+            labels = [write(one, path, {}) for one in value]
+            return {"object": labels} if value.dtype == object else labels
         case np.ndarray():
             arrays[path] = np.array(value, order="C")
             return None
@@ -57,8 +57,7 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             arrays |= {f"{path}.{name}": tensor.numpy().copy() for name, tensor in value.state_dict().items()}
             return None
         case BaseEstimator():
-            learned = _declared(value, dataclasses.fields(value._learned))
-            prefix = f"{path}." if path else ""
+            learned, prefix = _declared(value, value._learned), f"{path}." if path else ""
             learned = {name: write(one, f"{prefix}{name}", arrays) for name, one in learned.items()}
             return {**_settings(value), "learned": learned}
         case tuple() | list():
@@ -67,17 +66,19 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             value = value.to_dict("list")
         case _ if dataclasses.is_dataclass(value):
             name = {"name": value.name} if hasattr(value, "name") else {}
-            value = name | _declared(value, dataclasses.fields(value))
+            value = name | _declared(value, type(value))
     return {name: write(one, f"{path}.{name}", arrays) for name, one in value.items()}
 
 
-def _declared(value: Any, fields: Sequence[dataclasses.Field[Any]]) -> dict[str, Any]:
+def _declared(value: Any, kind: Any) -> dict[str, Any]:
     """Return the values of declared attributes, ``None`` for those that are not there."""
-    values = {f.name: getattr(value, f.name, None) for f in fields}
-    vague = [f.name for f in fields if isinstance(values[f.name], np.ndarray) and "dimensions" not in f.metadata]
+    values = {f: getattr(value, f.name, None) for f in dataclasses.fields(kind)}
+    vague = [
+        f.name for f, v in values.items() if isinstance(v, np.ndarray) and "dimensions" not in f.metadata
+    ]
     if vague:
-        raise TypeError(f"{type(value).__name__} declares no dimensions of {', '.join(vague)}")
-    return values
+        raise TypeError(f"{kind.__name__} declares no dimensions of {', '.join(vague)}")
+    return {f.name: one for f, one in values.items()}
 
 
 def _settings(estimator: BaseEstimator) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _settings(estimator: BaseEstimator) -> dict[str, Any]:
 
 @dataclass
 class Stored:
-    """The arrays of a model, by path, while it is read.
+    """A model while it is read.
 
     Parameters
     ----------
@@ -108,20 +109,21 @@ class Stored:
 
     arrays: dict[str, NDArray[Any]]
     kinds: Mapping[str, Any]
-    modules: Mapping[str, nn.Module | None]
+    modules: Mapping[str, nn.Module]
     shared: dict[str, int] = field(default_factory=dict)
     free: dict[str, int] = field(default_factory=dict)
     estimator: Any = None
 
     def read_estimator(self, stored: Any, path: str = "") -> Any:
         """Return an estimator, fitted if what it learned is there."""
+        where = path or "the model"
         fitted = isinstance(stored, dict) and "learned" in stored
-        _require_keys(stored, ["estimator", "settings", "learned"][: 2 + fitted], path or "it")
+        _require_keys(stored, ["estimator", "settings", "learned"][: 2 + fitted], where)
         kind = self.kinds.get(str(stored["estimator"]))
         if kind is None:
             raise DamagedError(f"there is no estimator {stored['estimator']!r}")
         names = [name for name in kind._get_param_names() if name != "checkpoint"]
-        _require_keys(stored["settings"], names, f"the settings of {path or 'it'}")
+        _require_keys(stored["settings"], names, f"settings of {where}")
         hints = get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
         given = {name: m for name, m in self.modules.items() if stored["settings"].get(name) == MODULE}
         settings = stored["settings"] | given
@@ -137,60 +139,32 @@ class Stored:
     def read(self, hint: Any, stored: Any, path: str, about: Metadata) -> Any:
         """Return a value of the kind that a hint and metadata declare."""
         origin, inside = get_origin(hint), get_args(hint)
-        if hint is Any:
-            return stored
         if origin in (Union, types.UnionType):
             return self._one_of(inside, stored, path, about)
         if origin is np.ndarray:
             return self._array(get_args(inside[1])[0], stored, path, about)
         if origin is tuple:
             return self._tuple(inside, stored, path, about)
-        if origin in (dict, Mapping):
+        if origin is dict:
             _require(isinstance(stored, dict), path)
             return {name: self.read(inside[1], one, f"{path}.{name}", {}) for name, one in stored.items()}
         if origin is Literal:
             _require(any(type(stored) is type(one) and stored == one for one in inside), path)
-            return stored
-        if issubclass(hint, pd.DataFrame):
-            return self._frame(stored, path, about["columns"])
-        if issubclass(hint, nn.Module):
+        elif hint is not Any:
+            return self._instance(hint, stored, path, about)
+        return stored
+
+    def _instance(self, kind: Any, stored: Any, path: str, about: Metadata) -> Any:
+        if issubclass(kind, nn.Module):
             return stored if isinstance(stored, nn.Module) else self._network(stored, path)
-        if issubclass(hint, BaseEstimator):
-            _require(isinstance(stored, dict), path)
+        if kind in (bool, int, float, str):
+            return self._scalar(kind, stored, path, about)
+        _require(isinstance(stored, dict), path)
+        if issubclass(kind, pd.DataFrame):
+            return self._frame(stored, path, about["columns"])
+        if issubclass(kind, BaseEstimator):
             return self.read_estimator(stored, path)
-        if dataclasses.is_dataclass(hint):
-            return self._dataclass(hint, stored, path)
-        return self._scalar(hint, stored, path, about)
-
-    def _one_of(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> Any:
-        there = any(f"{name}.".startswith(f"{path}.") for name in self.arrays)
-        if stored is None and types.NoneType in hints and not there:
-            return None
-        for hint in (hint for hint in hints if hint is not types.NoneType):
-            try:
-                return self.read(hint, stored, path, about)
-            except DamagedError as error:
-                reason = error
-        raise reason
-
-    def _tuple(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> tuple[Any, ...]:
-        _require(isinstance(stored, list), path)
-        hints = hints[:1] * len(stored) if hints[-1] is Ellipsis else hints
-        _require(len(hints) == len(stored), path)
-        self._require_shape((len(stored),) * ("dimensions" in about), path, about.get("dimensions", ()))
-        names = [one.get("name", k) if isinstance(one, dict) else k for k, one in enumerate(stored)]
-        together = zip(hints, stored, names, strict=True)
-        return tuple(self.read(hint, one, f"{path}.{name}", {}) for hint, one, name in together)
-
-    def _frame(self, stored: Any, path: str, columns: Mapping[str, type]) -> pd.DataFrame:
-        _require_keys(stored, columns, path)
-        rows = {"dimensions": (f"rows of {path}",)}
-        read = {k: self._tuple((kind, ...), stored[k], f"{path}.{k}", rows) for k, kind in columns.items()}
-        return pd.DataFrame({name: list(values) for name, values in read.items()})
-
-    def _dataclass(self, kind: Any, stored: Any, path: str) -> Any:
         if hasattr(kind, "name") or inspect.isabstract(kind):  # a class variable, not a field
-            _require(isinstance(stored, dict), path)
             kind = next((one for one in _concrete(kind) if one.name == stored.get("name")), None)
             _require(kind is not None, path)
             stored = {name: value for name, value in stored.items() if name != "name"}
@@ -205,23 +179,51 @@ class Stored:
         for f in declared:
             yield f.name, self.read(hints[f.name], stored[f.name], f"{prefix}{f.name}", f.metadata)
 
+    def _one_of(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> Any:
+        there = any(f"{name}.".startswith(f"{path}.") for name in self.arrays)
+        if stored is None and types.NoneType in hints and not there:
+            return None
+        reason = DamagedError(path)
+        for hint in (hint for hint in hints if hint is not types.NoneType):
+            try:
+                return self.read(hint, stored, path, about)
+            except DamagedError as error:
+                reason = error
+        raise reason
+
+    def _tuple(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> tuple[Any, ...]:
+        _require(isinstance(stored, list), path)
+        hints = hints[:1] * len(stored) if hints[-1] is Ellipsis else hints
+        _require(len(hints) == len(stored), path)
+        if "dimensions" in about:
+            self._require_shape((len(stored),), path, about["dimensions"])
+        names = [one.get("name", k) if isinstance(one, dict) else k for k, one in enumerate(stored)]
+        together = zip(hints, stored, names, strict=True)
+        return tuple(self.read(hint, one, f"{path}.{name}", {}) for hint, one, name in together)
+
+    def _frame(self, stored: Any, path: str, columns: Mapping[str, type]) -> pd.DataFrame:
+        _require_keys(stored, columns, path)
+        rows = {"dimensions": (f"rows of {path}",)}
+        read = {k: self._tuple((kind, ...), stored[k], f"{path}.{k}", rows) for k, kind in columns.items()}
+        return pd.DataFrame({name: list(values) for name, values in read.items()})
+
     def _array(self, scalar: Any, stored: Any, path: str, about: Metadata) -> NDArray[Any]:
-        kinds = "bifUO" if scalar is Any else np.dtype(scalar).kind
-        if path in self.arrays:
-            array = self.arrays.pop(path)
-        else:
+        array = self.arrays.pop(path, None)
+        if array is None:
             as_object = isinstance(stored, dict) and list(stored) == ["object"]
-            values = stored["object"] if as_object else stored
-            _require(isinstance(values, list) and all(isinstance(v, str | int | float) for v in values), path)
-            _require(as_object or all(isinstance(v, str) for v in values), path)
-            array = np.array(values, dtype=object if as_object else str)
+            labels = stored["object"] if as_object else stored
+            _require(isinstance(labels, list) and all(isinstance(v, str | int | float) for v in labels), path)
+            _require(as_object or all(isinstance(v, str) for v in labels), path)
+            array = np.array(labels, dtype=object if as_object else str)
+        kinds = "bifUO" if scalar is Any else np.dtype(scalar).kind
         _require(array.dtype.kind in kinds, path)
         self._require_shape(array.shape, path, about["dimensions"])
         if array.dtype.kind in "fi":
-            _require(np.isfinite(array).all() and not (about.get("positive") and (array < SMALLEST).any()), path)
-        if len(kinds) > 1 or kinds in "UO":  # names and classes
-            values = array.tolist()
-            _require(len({type(v) for v in values}) == 1 and len(set(values)) == len(values), path)
+            _require((np.isfinite(array) | (np.isnan(array) & about.get("missing", False))).all(), path)
+            _require(not (about.get("positive") and (array < SMALLEST).any()), path)
+        if len(kinds) > 1 or kinds in "UO":
+            labels = array.tolist()
+            _require(len({type(v) for v in labels}) == 1 and len(set(labels)) == len(labels), path)
         if "counts" in about:
             self._require_shape((int(array.sum()),), path, (about["counts"],))
         return array
@@ -238,13 +240,13 @@ class Stored:
         return network.eval()
 
     def _scalar(self, kind: type, stored: Any, path: str, about: Metadata) -> Any:
-        """Return a plain value of that type."""
-        if kind in (bool, int, float) and isinstance(stored, bool | int | float) and kind(stored) == stored:
+        if kind is not str and isinstance(stored, bool | int | float) and kind(stored) == stored:
             stored = kind(stored)
         _require(type(stored) is kind, path)
         if kind in (int, float):
             most = about.get("most", LARGEST)
-            _require(about.get("least", -most) <= stored <= most and stored > about.get("above", -np.inf), path)
+            _require(about.get("least", -most) <= stored <= most, path)
+            _require("above" not in about or stored > about["above"], path)
         if "counts" in about:
             self._require_shape((stored,), path, (about["counts"],))
         return stored
@@ -254,8 +256,8 @@ class Stored:
         _require(len(shape) == len(dimensions), path)
         for length, dimension in zip(shape, dimensions, strict=True):
             name, _, more = dimension.partition("+")
-            lengths = self.shared if name in SHARED else self.free
-            _require(lengths.setdefault(name, length - int(more or 0)) == length - int(more or 0), path)
+            lengths, length = self.shared if name in SHARED else self.free, length - int(more or 0)
+            _require(length == (int(name) if name.isdigit() else lengths.setdefault(name, length)), path)
 
 
 def _require(holds: Any, path: str) -> None:

@@ -41,8 +41,8 @@ IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
 class ScaledVolumes:
     """Volumes as a network sees them, read block by block.
 
-    ``as_seen`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then each
-    voxel is standardised over the training participants.
+    ``as_seen`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then
+    each voxel is standardised over the training participants.
     """
 
     volumes: Volumes
@@ -173,7 +173,9 @@ def as_volumes(
     X = [X] if isinstance(X, str | Path) else X
     # A frame is no list of paths, although it iterates over names.
     listed = hasattr(X, "__len__") and not hasattr(X, "columns") and len(X) > 0
-    return volumes_for(list(X), mask, affine) if listed and all(isinstance(x, str | Path) for x in X) else None
+    return (
+        volumes_for(list(X), mask, affine) if listed and all(isinstance(x, str | Path) for x in X) else None
+    )
 
 
 def volumes_for(

@@ -1,4 +1,4 @@
-"""The adversary: a classifier that predicts the site from the code, while the code is trained to prevent it."""
+"""The adversary: a classifier that predicts the site from codes, which are trained to prevent it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints of training: a killed run resumes, and ends with the bits of one that was not killed.
 
-A folder holds ``checkpoint.json``, which says what is trained on what, and for each stage one safetensors file
-with its numbers, how far it is, and a checksum. Files are replaced in one go, so each is whole at any moment.
+A folder holds ``checkpoint.json``, which says what is trained on what, and for each stage a safetensors file
+with its numbers, how far it is, and a checksum. Files are replaced in one go, so each is always whole.
 """
 
 from __future__ import annotations
@@ -33,11 +33,22 @@ ANEW = "start anew: give another folder, remove this one, or say --fresh on the 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one fit at a time use a folder.
+    """Let one fit at a time use a folder, by a lock of the system's, which ends with the process."""
+    lock, free = None, True
+    if distributed.leads():
+        try:
+            import fcntl
 
-    The lock is the system's, on the folder itself, so it ends with the process, however that ends.
-    """
-    free, lock = _lock(folder) if distributed.leads() else (True, None)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except (
+            ImportError,
+            OSError,
+        ):  # no locks there; should nothing be writable, the first checkpoint says so
+            pass
     try:
         if not distributed.agree(free):
             raise InputError(
@@ -48,22 +59,6 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _lock(folder: Path) -> tuple[bool, int | None]:
-    """Return whether no other process has the folder, and the lock on it; none where there are no locks."""
-    lock = None
-    try:
-        import fcntl
-
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False, lock
-    except (ImportError, OSError):  # should nothing be writable there, the first checkpoint says so
-        pass
-    return True, lock
 
 
 class Checkpoints:
@@ -96,8 +91,8 @@ class Checkpoints:
             ) from error
         if schema != SCHEMA:
             raise InputError(
-                f"{folder} holds a checkpoint of schema {schema!r}; this release resumes schema {SCHEMA}. Use "
-                f"the release that wrote it, or {ANEW}."
+                f"{folder} holds a checkpoint of schema {schema!r}; this release resumes schema {SCHEMA}. "
+                f"Use the release that wrote it, or {ANEW}."
             )
         _require_same(folder, earlier, json.loads(self.record)["manifest"])
 
@@ -178,12 +173,12 @@ def _read(path: Path) -> bytes | None:
 
 def _require_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse the checkpoint of another fit, and say what differs."""
-    for kind, name in [(kind, name) for kind in now for name in now[kind]]:
-        earlier, later = before.get(kind, {}).get(name), now[kind][name]
-        if earlier != later:
-            what = f"{name} was {earlier!r} and is {later!r}"
-            if kind == "data":
-                what = f"{name} is not the same"
-            raise InputError(
-                f"{folder} holds a checkpoint with other {kind}: {what}. Go on with the same, or {ANEW}."
-            )
+    for kind, values in now.items():
+        for name, value in values.items():
+            earlier = before.get(kind, {}).get(name)
+            if earlier != value:
+                what = "is not the same" if kind == "data" else f"was {earlier!r} and is {value!r}"
+                raise InputError(
+                    f"{folder} holds a checkpoint with other {kind}: {name} {what}. Go on with the same, or "
+                    f"{ANEW}."
+                )

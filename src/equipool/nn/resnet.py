@@ -66,7 +66,7 @@ class Dropout(nn.Dropout):
 
 
 class ResidualBlock(nn.Module):
-    """BatchNorm–Swish–Conv twice, before the sum, as in the paper's appendix."""
+    """BatchNorm–Swish–Conv twice, before the sum."""
 
     def __init__(self, n_in: int, n_out: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -87,17 +87,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet3d(nn.Sequential):
-    """The paper's 3-D ResNet: stages of 16, 16, 32 and 64 channels, then its fully connected block.
-
-    Parameters
-    ----------
-    n_out
-        Numbers that come out.
-    hidden
-        Width of the fully connected block.
-    dropout
-        Its share of numbers left out in training.
-    """
+    """The paper's 3-D ResNet, (rows, 1, x, y, z) to (rows, n_out), with its fully connected block."""
 
     def __init__(self, n_out: int, *, hidden: int = 64, dropout: float = 0.2) -> None:
         widths = (STAGES[0], *STAGES)
@@ -143,15 +133,7 @@ class SingleModule(nn.Module):
 
 
 class VolumeEncoder(SingleModule):
-    """Put rows of voxels into the box and encode it; the result has the rows' precision.
-
-    Parameters
-    ----------
-    mask
-        Brain voxels of the box, boolean (x, y, z).
-    body
-        From (rows, 1, x, y, z) to (rows, n).
-    """
+    """Put the voxels of a mask (x, y, z) into its box and encode it, by ``body``, in the rows' precision."""
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:
         super().__init__()
@@ -170,14 +152,9 @@ class VolumeEncoder(SingleModule):
 
 
 class VolumeDecoder(SingleModule):
-    """Decode latents to rows of voxels; the result has the latents' precision.
+    """Decode latents to rows of voxels, in the latents' precision.
 
-    Parameters
-    ----------
-    mask
-        Brain voxels of the box.
-    body
-        From (rows, n) to (rows, voxels), or to boxes (rows, 1, x, y, z), of which the brain is taken.
+    ``body`` gives (rows, voxels), or boxes (rows, 1, x, y, z), of which the voxels of the mask are taken.
     """
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:

@@ -53,7 +53,9 @@ def site_batches(
         present = torch.bincount(site[batch], minlength=len(counts))
         short = torch.nonzero((counts > 0) & (present < at_least)).flatten().tolist()
         extra = [
-            order[first[s] + torch.randint(int(counts[s]), (at_least - int(present[s]),), generator=generator)]
+            order[
+                first[s] + torch.randint(int(counts[s]), (at_least - int(present[s]),), generator=generator)
+            ]
             for s in short
         ]
         yield torch.cat([batch, *extra])
