@@ -31,28 +31,28 @@ volumes = ep.Volumes.build(list(people.path), cache=Path(work.name) / "cache")
 print(volumes)
 
 # %%
-# Fit on three quarters of them. The encoder is linear on principal components, the better choice for so
-# few.
+# Fit on three quarters of them.
 
 fit = np.arange(len(people)) % 4 != 0
 held = np.flatnonzero(~fit)
-pooler = ep.EquivariantPooler(encoder="components", n_latent=16, steps=60, random_state=0)
-pooler.fit(volumes[fit], people.dx[fit], site=people.site[fit], covariates=people.loc[fit, ["age"]])
+harmonizer = ep.ImageHarmonizer()
+harmonizer.fit(volumes[fit], people.dx[fit], site=people.site[fit], covariates=people.loc[fit, ["age"]])
 
 # %%
-# Held-out people: their harmonized volumes, beside what no scanner has touched. A volume is compared with
-# its clean one by the correlation of what distinguishes it from the mean brain of all: anatomy counts,
-# the common picture does not.
+# Held-out participants: their harmonized volumes, beside those without a scanner. A volume is compared with
+# its clean one by the correlation of their differences from the mean brain: individual anatomy counts, what
+# all brains share does not.
 
 clean = np.stack([brains.clean(k)[volumes.mask] for k in held])
 measured = volumes.read(held)
-after = pooler.harmonize(volumes[held], site=people.site[held], covariates=people.loc[held, ["age"]]).read()
+given = {"site": people.site[held], "covariates": people.loc[held, ["age"]]}
+after = harmonizer.transform(volumes[held], **given).read()
 
 
 def likeness(x):
-    own = x / np.median(x, axis=1, keepdims=True)
-    own, true = own - own.mean(axis=0), clean - clean.mean(axis=0)
-    return np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(own, true, strict=True)])
+    scaled = x / np.median(x, axis=1, keepdims=True)
+    found, true = scaled - scaled.mean(axis=0), clean - clean.mean(axis=0)
+    return np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(found, true, strict=True)])
 
 
 print(
@@ -60,7 +60,7 @@ print(
 )
 
 # %%
-# One held-out person of each scanner.
+# One held-out participant of each scanner.
 
 
 def slice_of(values):
@@ -81,7 +81,9 @@ for row, k in zip(axes, shown, strict=True):
         panel.imshow(slice_of(values), **limits)
     person = people.iloc[held[k]]
     row[0].set_title(f"{person.site}, {person.age:.0f} years, {person.dx}", fontsize=10)
-for panel, title in zip(axes[0][1:], ("harmonized", "what was taken out", "without a scanner"), strict=True):
+for panel, title in zip(
+    axes[0][1:], ("harmonized", "estimated site effect", "without a scanner"), strict=True
+):
     panel.set_title(title, fontsize=10)
 plt.show()
 work.cleanup()

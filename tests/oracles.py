@@ -15,25 +15,22 @@ def expm(generator: Tensor) -> Tensor:
     return torch.matrix_exp(torch.block_diag(generator, block))[:n, :n]
 
 
-def equation_4(tau: Tensor, c: Tensor, generators: Tensor, weights: Tensor | None = None) -> Tensor:
+def equation_4(tau: Tensor, c: Tensor, generators: Tensor) -> Tensor:
     """L_stage1 as printed, with one matrix exponential for each pair and direction.
 
     ``generators`` (K, n, n): the A_k with ρ(c) = exp(Σ c_k A_k). G(i, j) moves τ_i to τ_j.
     """
-    w = torch.ones(len(tau), dtype=tau.dtype) if weights is None else weights
     total = tau.new_zeros(())
     for i in range(len(tau)):
         for j in range(i + 1, len(tau)):
             generator = torch.einsum("k,kab->ab", c[j] - c[i], generators)
             there, back = expm(generator), expm(-generator)
-            pair = (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
-            total = total + w[i] * w[j] * pair
+            total = total + (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
     return total
 
 
-def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor, weights: Tensor | None = None) -> Tensor:
+def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor) -> Tensor:
     """The same with the Cayley map A ↦ (I − A)(I + A)⁻¹ in place of expm."""
-    w = torch.ones(len(tau), dtype=tau.dtype) if weights is None else weights
     identity = torch.eye(tau.shape[1], dtype=tau.dtype)
     total = tau.new_zeros(())
     for i in range(len(tau)):
@@ -41,8 +38,7 @@ def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor, weights: Tenso
             generator = torch.einsum("k,kab->ab", c[j] - c[i], generators)
             there = (identity - generator) @ torch.linalg.inv(identity + generator)
             back = torch.linalg.inv(there)
-            pair = (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
-            total = total + w[i] * w[j] * pair
+            total = total + (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
     return total
 
 

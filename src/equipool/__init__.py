@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equipool.data import read_bids as read_bids
     from equipool.data import read_table as read_table
     from equipool.estimators import EquivariantPooler as EquivariantPooler
+    from equipool.estimators import ImageHarmonizer as ImageHarmonizer
     from equipool.estimators import SiteHarmonizer as SiteHarmonizer
     from equipool.estimators import load as load
     from equipool.groups import CovariateAction as CovariateAction
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "CovariateAction": "equipool.groups",
     "EquivariantPooler": "equipool.estimators",
+    "ImageHarmonizer": "equipool.estimators",
     "PooledDataset": "equipool.data",
     "SiteHarmonizer": "equipool.estimators",
     "Volumes": "equipool.data",

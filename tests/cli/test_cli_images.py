@@ -117,7 +117,7 @@ def test_the_files_are_what_the_model_gives(harmonized, brain_folder):
     model = ep.load(out / "model")
     codes = pd.read_csv(out / "codes.tsv", sep="\t", index_col="participant_id")
     np.testing.assert_allclose(codes, model.transform(people["path"]))
-    clean = model.harmonize(people["path"], site=people["site"], covariates=people[["age"]])
+    clean = model.front_.transform(people["path"], site=people["site"], covariates=people[["age"]])
     written = nibabel.load(ep.read_bids(out)["path"][5]).get_fdata(dtype=np.float32)
     assert (written[model.mask_] == clean.read()[5]).all()
     assert (written[~model.mask_] == 0).all()

@@ -15,9 +15,8 @@ from equipool.estimators import (
     RandMatchPooler,
     SubsamplingPooler,
 )
-from equipool.estimators.training_data import even
+from equipool.estimators.front import without_site
 from equipool.exceptions import InputError
-from forging import forged
 
 ALL = [EquivariantPooler, NaivePooler, MMDPooler, CAIPooler, SubsamplingPooler, RandMatchPooler]
 
@@ -47,10 +46,10 @@ def pooler(volumes, people):
     return fitted(EquivariantPooler, volumes, people, encoder="components")
 
 
-def test_nobody_depends_on_who_else_is_there(estimator, volumes):
-    everybody = estimator.transform(volumes)
-    assert everybody.shape == (24, 8)
-    assert (estimator.transform(volumes[[5]]) == everybody[[5]]).all()
+def test_a_code_does_not_depend_on_the_other_scans(estimator, volumes):
+    codes = estimator.transform(volumes)
+    assert codes.shape == (24, 8)
+    assert (estimator.transform(volumes[[5]]) == codes[[5]]).all()
     alone, among = (estimator.predict_proba(v) for v in (volumes[[7, 5]], volumes))
     np.testing.assert_allclose(alone, among[[7, 5]], rtol=1e-12)
 
@@ -64,8 +63,7 @@ def test_a_saved_estimator_gives_the_same_bits(estimator, volumes, people, tmp_p
         return
     given = {"site": people["site"], "covariates": people[["age"]]}
     for function in (
-        lambda model: model.harmonize(volumes, **given),
-        lambda model: model.harmonize(volumes, site=people["site"]),
+        lambda model: model.front_.transform(volumes, **given),
         lambda model: model.transport(volumes, 70.0),
     ):
         assert (function(again).read() == function(estimator).read()).all()
@@ -98,17 +96,17 @@ def test_lazy_reading_changes_no_bit(kind, volumes, people, monkeypatch):
 
 def test_harmonized_volumes_are_volumes_of_the_same_people(pooler, volumes, people):
     given = {"site": people["site"], "covariates": people[["age"]]}
-    clean = pooler.harmonize(volumes, **given)
+    clean = pooler.front_.transform(volumes, **given)
     assert clean.shape == volumes.shape
     assert clean.paths == volumes.paths
     assert np.isfinite(clean.read()).all()
-    part = pooler.harmonize(
+    part = pooler.front_.transform(
         volumes[[3, 9]], site=people["site"][[3, 9]], covariates=people[["age"]].loc[[3, 9]]
     )
     assert (part.read() == clean.read()[[3, 9]]).all()
-    # What a scanner did to everybody is gone: sites are closer together, at the same gain.
-    raw, means = even(volumes.read()), []
-    for rows in (raw, even(clean.read())):
+    # Sites' mean scans are closer together, at the same gain.
+    means = []
+    for rows in (without_site(None, volumes.read()), without_site(None, clean.read())):
         sites = np.array(
             [rows[(people["site"] == site).to_numpy()].mean(axis=0) for site in ("site1", "site2")]
         )
@@ -119,14 +117,14 @@ def test_harmonized_volumes_are_volumes_of_the_same_people(pooler, volumes, peop
 def test_a_scan_with_another_gain_is_harmonized_to_the_same(pooler, volumes, people):
     given = {"site": people["site"][:4], "covariates": people[["age"]][:4]}
     brighter = volumes[:4].with_values(3 * volumes[:4].read())
-    once, thrice = (pooler.harmonize(v, **given).read() for v in (volumes[:4], brighter))
+    once, thrice = (pooler.front_.transform(v, **given).read() for v in (volumes[:4], brighter))
     np.testing.assert_allclose(thrice, once, rtol=1e-5)
     np.testing.assert_allclose(
         pooler.read_covariates(brighter), pooler.read_covariates(volumes[:4]), rtol=1e-4
     )
 
 
-def test_moving_somebody_to_where_they_are_changes_nothing(pooler, volumes, people):
+def test_transport_to_the_present_covariates_changes_nothing(pooler, volumes, people):
     here = pooler.transport(volumes, people[["age"]], covariates=people[["age"]]).read()
     np.testing.assert_allclose(here, volumes.read(), rtol=1e-4, atol=1e-3)
     there = pooler.transport(volumes, 90.0, covariates=people[["age"]]).read()
@@ -174,14 +172,6 @@ def test_tables_and_volumes_are_not_confused(pooler, volumes, people):
 
 def network():
     return nn.Sequential(nn.AvgPool3d(5), nn.Flatten(), nn.Linear(4 * 5 * 4, 8))
-
-
-def test_models_that_bent_no_intensities_are_to_be_fitted_again(pooler, tmp_path):
-    folder = pooler.save(tmp_path / "model")
-    for name in ("ends", "curves", "fields"):
-        forged(folder, f"sites.{name}", None)
-    with pytest.raises(InputError, match="earlier version"):
-        ep.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import equipool as ep
-from equipool.estimators import persistence
 from equipool.exceptions import EquipoolError, EquipoolWarning
+from forging import forged_facts
 
 pytestmark = pytest.mark.fuzz
 
@@ -56,7 +56,7 @@ def in_bounds():
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:
-    """Flip bytes, cut, double, insert or overwrite: what disks, transfers and hands do."""
+    """Flip bytes, cut, insert or overwrite: what disks, transfers and editors do."""
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         where = rng.randrange(len(data) or 1)
@@ -94,11 +94,12 @@ def models(tmp_path_factory):
 
 def _use(model, pool):
     """Use a model as a user would; what it gives is finite."""
+    results = [model.transform(pool.X[:5])]
     if isinstance(model, ep.SiteHarmonizer):
-        result = model.transform(pool.X[:5], site=pool.site_labels[:5], covariates=pool.C[:5])
+        results += [model.transform(pool.X[:5], site=pool.site_labels[:5], covariates=pool.C[:5])]
     else:
-        result = model.transform(pool.X[:5])
-    assert np.isfinite(np.asarray(result)).all()
+        results += [model.predict_proba(pool.X[:5]), model.transport(pool.X[:5], to=50.0)]
+    assert all(np.isfinite(np.asarray(result)).all() for result in results)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -135,15 +136,13 @@ def _altered(rng: random.Random, value):
 def test_forged_models(models, tmp_path, kind):
     """The JSON is whole and its checksum right, but what it says is odd."""
     pool, folders = models
-    facts = json.loads((folders[kind] / "model.json").read_text())
+    facts = (folders[kind] / "model.json").read_bytes()
     (tmp_path / "model.safetensors").write_bytes((folders[kind] / "model.safetensors").read_bytes())
     rng = random.Random(100 + kind)
     with in_bounds() as one:
         for _ in range(INPUTS // 2):
-            forged = _altered(rng, facts)
-            if isinstance(forged, dict):
-                forged["checksum"] = persistence._checksum(forged)
-            (tmp_path / "model.json").write_text(json.dumps(forged))
+            (tmp_path / "model.json").write_bytes(facts)
+            forged_facts(tmp_path, lambda facts: _altered(rng, facts))
             with one():
                 _use(ep.load(tmp_path), pool)
 

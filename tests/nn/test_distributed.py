@@ -107,7 +107,5 @@ def test_processes_that_do_not_know_of_each_other_are_told(monkeypatch):
     estimator = NaivePooler(steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(
-            EquipoolWarning, match=r"2 processes were started.*call equipool\.nn\.distributed"
-        ):
+        with pytest.raises(EquipoolWarning, match=r"2 processes were started.*call equipool\.distributed"):
             estimator.fit(pool.X, pool.y, site=pool.site_labels)

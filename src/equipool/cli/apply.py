@@ -148,7 +148,7 @@ def _apply_to_images(
             f"--unseen-site {arguments.unseen_site} is for tables: a scanner must have been there at fit; "
             "fit again with its images, or leave --site out (--site none) for codes alone."
         )
-    wanted = bool(arguments.site) and hasattr(model, "harmonize")
+    wanted = bool(arguments.site) and model.front_ is not None
     if wanted:
         _try(model, volumes, frame[arguments.site], covariates)
     if arguments.dry_run:
@@ -198,7 +198,7 @@ def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.Data
         parse_covariates(covariates, names, levels)
     rows = site.drop_duplicates().index
     given = None if covariates is None else covariates.loc[rows]
-    model.harmonize(volumes[rows.to_numpy()], site=site.loc[rows], covariates=given)
+    model.transform(volumes[rows.to_numpy()], site=site.loc[rows], covariates=given)
 
 
 def _known_covariates(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:

@@ -95,7 +95,7 @@ def write_volumes(
     for start in range(0, len(volumes), BLOCK):
         part = slice(start, start + BLOCK)
         given = None if covariates is None else covariates.iloc[part]
-        harmonized = model.harmonize(volumes[part], site=site.iloc[part], covariates=given)
+        harmonized = model.transform(volumes[part], site=site.iloc[part], covariates=given)
         for k, row in enumerate(harmonized.read(), start=start):
             write_volume(out / places["file"].iloc[k], harmonized.unmask(row), volumes.paths[k])
             progress(k + 1)

@@ -199,13 +199,13 @@ def _say_outliers(inputs: Inputs) -> None:
 def _training_folder(volumes: Volumes, facts: dict[str, Any], *, fresh: bool) -> Path:
     """Return where training is kept until the results are written, named by all that decides it."""
     from equipool.files import cache_folder
-    from equipool.nn.checkpoints import held
+    from equipool.nn.checkpoints import locked
 
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in volumes.paths]
     name = hashlib.sha256(repr((facts, files)).encode()).hexdigest()[:32]
     folder = cache_folder() / "training" / name
     if fresh and folder.is_dir():
-        with held(folder):  # not from under a run that is still at it
+        with locked(folder):  # not from under a run that is still at it
             shutil.rmtree(folder, ignore_errors=True)
     return folder
 

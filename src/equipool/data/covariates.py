@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -17,8 +17,19 @@ class Encoding:
 
     columns: tuple[str, ...]
     categories: dict[str, tuple[str, ...]]
-    names: tuple[str, ...] = ()
-    levels: tuple[tuple[str, ...] | None, ...] = ()
+    names: tuple[str, ...] = field(default=(), metadata={"dimensions": ("covariates",)})
+    levels: tuple[tuple[str, ...] | None, ...] = field(default=(), metadata={"dimensions": ("covariates",)})
+
+    def require_consistent(self) -> None:
+        """Refuse, by a ValueError, names that do not come from the columns and their categories."""
+        apart = [
+            [f"{column}={level}" for level in self.categories[column][1:]]
+            if column in self.categories
+            else [column]
+            for column in self.columns
+        ]
+        if self.names and [name for names in apart for name in names] != list(self.names):
+            raise ValueError("names")
 
     def apart(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with a 0/1 column for each level but the first of a category."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -39,7 +39,7 @@ class Covariate:
     name: str
     unit: str = ""
     centre: float = 0.0
-    scale: float = 1.0
+    scale: float = field(default=1.0, metadata={"above": 0})
     levels: tuple[str, ...] | None = None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The estimators: the two-stage pooler of the paper and ours, the baselines, the harmonizer for tables."""
+"""The estimators: the harmonizers for tables and images, the two-stage pooler, and its baselines."""
 
 from equipool.estimators.baselines import (
     CAIPooler,
@@ -8,12 +8,14 @@ from equipool.estimators.baselines import (
     SubsamplingPooler,
 )
 from equipool.estimators.equivariant_pooler import EquivariantPooler
+from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import load, save
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 
 __all__ = [
     "CAIPooler",
     "EquivariantPooler",
+    "ImageHarmonizer",
     "MMDPooler",
     "NaivePooler",
     "RandMatchPooler",

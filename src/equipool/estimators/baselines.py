@@ -6,34 +6,22 @@ and differs in one term of the loss.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.checks import Task
-from equipool.estimators.pooling_estimator import PoolingEstimator
+from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
 from equipool.estimators.training_data import TrainingData, dense
-from equipool.nn import (
-    EncoderKind,
-    grouped_mmd,
-    match_loss,
-    mlp,
-    mmd,
-    prediction_loss,
-    reconstruction_loss,
-    site_batches,
-    train,
-)
-from equipool.nn.adversary import Opponent
+from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss, reconstruction_loss
+from equipool.nn.adversary import Adversary
 from equipool.nn.training import Trained
 from equipool.randomness import seeded
 
 __all__ = ["CAIPooler", "MMDPooler", "NaivePooler", "RandMatchPooler", "SubsamplingPooler"]
 
-VALIDATION_ROWS = 1024
+N_GROUPS = 5  # equal parts of each covariate's range
 
 
 class Autoencoder(nn.Module):
@@ -57,10 +45,11 @@ class Autoencoder(nn.Module):
 
     def rebuilt(self, x: Tensor) -> Tensor:
         """Return D(code)."""
-        volume: Tensor = self.decoder(self.code(x))
-        return volume
+        features: Tensor = self.decoder(self.code(x))
+        return features
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NaivePooler(PoolingEstimator):
     """Pool and predict; nothing is done about the site or the covariates.
 
@@ -69,10 +58,12 @@ class NaivePooler(PoolingEstimator):
     n_latent, encoder, decoder, hidden
         Dimension of the code; encoder and decoder; width of the hidden layers; as for
         :class:`EquivariantPooler`.
+    front
+        As for :class:`EquivariantPooler`, but ``None`` by default.
     prediction, reconstruction
         Factors of the loss.
     invariance
-        Factor of the method's own term; Naive has none.
+        Factor of the method's term for the site; Naive has none.
     task, class_weight, steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         As for :class:`EquivariantPooler`.
     checkpoint, verbose, random_state
@@ -81,86 +72,42 @@ class NaivePooler(PoolingEstimator):
     Attributes
     ----------
     dropped_
-        Share of the training rows that the method's own term could not use.
+        Share of the training rows that the method's term for the site could not use.
     """
 
-    def __init__(
-        self,
-        *,
-        n_latent: int = 30,
-        encoder: EncoderKind = "auto",
-        decoder: nn.Module | None = None,
-        hidden: int = 64,
-        prediction: float = 1.0,
-        reconstruction: float = 0.02,
-        invariance: float = 1.0,
-        task: Task | None = None,
-        class_weight: Literal["balanced"] | None = None,
-        steps: int = 1500,
-        batch_size: int | None = None,
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.0,
-        patience: int = 8,
-        validation_fraction: float = 0.15,
-        checkpoint: str | Path | None = None,
-        verbose: bool = False,
-        random_state: int | None = None,
-    ) -> None:
-        self.n_latent = n_latent
-        self.encoder = encoder
-        self.decoder = decoder
-        self.hidden = hidden
-        self.prediction = prediction
-        self.reconstruction = reconstruction
-        self.invariance = invariance
-        self.task = task
-        self.class_weight = class_weight
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.checkpoint = checkpoint
-        self.verbose = verbose
-        self.random_state = random_state
+    prediction: float = 1.0
+    reconstruction: float = 0.02
+    invariance: float = 1.0
 
-    def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
-        data = data if self._stops_early else everybody
+    def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
+        data = data if self._stops_early else whole
+        several = data.n_sites > 1
         with seeded(self._seed, type(self).__name__) as generator:
             network = self._build(data.x.shape[1], data.c.shape[1], self._n_outputs())
-            self._sites = int(data.site.max()) + 1
+            self.dropped_ = 0.0
             self._start(data)
             self._start_components(network, data)
             network.to(distributed.device())
-            size, epochs = self._schedule(len(data.x))
 
             def step(rows: Tensor, _: int) -> dict[str, Tensor]:
                 batch = data.rows(rows).ready()
                 terms, code = self._common_terms(network, batch)
-                if self._sites > 1:
-                    own = self._own_term(code, batch, rows)
-                    terms |= {} if own is None else {"invariance": self.invariance * own}
-                return terms
+                term = self._site_term(code, batch, rows) if several else None
+                return terms if term is None else {**terms, "invariance": self.invariance * term}
 
-            @torch.no_grad()
             def validate() -> float:
-                part = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
-                return self._mean_loss(lambda part: self._common_terms(network, part)[0], part)
+                some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
+                return self._mean_loss(lambda part: self._common_terms(network, part)[0], some)
 
-            stops = self._stops_early and len(held.x) > 1
-            self.history_ = train(
+            self.history_ = self._train(
+                "training",
                 network,
                 step,
-                lambda: site_batches(data.site, size, generator),
-                epochs=epochs,
-                validate=validate if stops else None,
-                progress=type(self).__name__ if self.verbose else None,
-                checkpoint=self._checkpoint("training"),
-                generator=generator,
-                beside=self._beside(),
-                **self._training,
-            ).epochs
+                data,
+                generator,
+                validate=validate if self._stops_early and len(held.x) > 1 else None,
+                beside=self._beside() if several else [],
+            )
         return network.cpu()
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
@@ -169,12 +116,12 @@ class NaivePooler(PoolingEstimator):
     def _common_terms(self, network: Autoencoder, batch: TrainingData) -> tuple[dict[str, Tensor], Tensor]:
         """Return the terms that all methods have, and the codes of the whole batch."""
         x = dense(batch.x)
-        own = network.code(x)
-        rebuilt = distributed.average(reconstruction_loss(x, network.decoder(own)), len(x))
+        part = network.code(x)
+        rebuilt = distributed.average(reconstruction_loss(x, network.decoder(part)), len(x))
         terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
-        code = distributed.gather(own)
+        code = distributed.gather(part)
         if batch.y is not None and network.predictor is not None:
-            weights = None if self._class_weights is None else self._class_weights.to(code.device)
+            weights = self._weights_on(code.device)
             missed = prediction_loss(network.predictor(code), batch.y, class_weights=weights)
             terms["prediction"] = self.prediction * missed
         return terms, code
@@ -184,9 +131,9 @@ class NaivePooler(PoolingEstimator):
     _stops_early = True
 
     def _start(self, data: TrainingData) -> None:
-        self.dropped_ = 0.0
+        """Prepare the method's term."""
 
-    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor | None:
+    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor | None:
         return None
 
     def _beside(self) -> list[Trained]:
@@ -202,12 +149,12 @@ class MMDPooler(NaivePooler):
 
     _stops_early = False
 
-    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
         return mmd(code, batch.site)
 
 
 class CAIPooler(NaivePooler):
-    """CAI (Xie et al. 2017): a discriminator reads the site and the encoder learns to mislead it.
+    """CAI (Xie et al. 2017): a discriminator predicts the site and the encoder learns to mislead it.
 
     Corrects the site, not the covariates; a minimax game, which may not settle.
     """
@@ -215,31 +162,29 @@ class CAIPooler(NaivePooler):
     _stops_early = False
 
     def _start(self, data: TrainingData) -> None:
-        self.dropped_ = 0.0
-        self._opponent = Opponent(self.n_latent, data.site, self._sites)
+        self._adversary = Adversary(self.n_latent, data.site, data.n_sites)
 
-    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return self._opponent.play(code, batch.site)
+    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+        return self._adversary.play(code, batch.site)
 
     def _beside(self) -> list[Trained]:
-        return [self._opponent.trained] if self._sites > 1 else []
+        return [self._adversary.trained]
 
 
 class SubsamplingPooler(NaivePooler):
     """SS, sub-sampling (Zhou et al. 2018): the MMD within groups of like covariates, averaged.
 
-    Corrects site and covariates. People whose group has nobody of another site are dropped from the
-    criterion; their share is ``dropped_``.
+    Corrects site and covariates. Rows whose group has none of another site are dropped from the criterion;
+    their share is ``dropped_``.
     """
 
     _stops_early = False
-    n_groups = 5
 
     def _start(self, data: TrainingData) -> None:
-        self._group = covariate_groups(data.c, self.n_groups)
-        self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
+        self._group = covariate_groups(data.c)
+        self.dropped_ = share_without_counterpart(self._group, data.site)
 
-    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
         return grouped_mmd(code, batch.site, self._group[rows].to(code.device))
 
 
@@ -247,42 +192,38 @@ class RandMatchPooler(NaivePooler):
     """RM, RandMatch (Motiian et al. 2017): draw codes of random matches across sites together.
 
     A match has the same class (or like number) and like covariates but another site. Corrects site and
-    covariates for those who have a match; the others are dropped from the criterion, ``dropped_``.
+    covariates for rows with a match; the others are dropped from the criterion, ``dropped_``.
     """
 
     _stops_early = False
-    n_groups = 5
 
     def _start(self, data: TrainingData) -> None:
-        group = covariate_groups(data.c, self.n_groups)
+        group = covariate_groups(data.c)
         if data.y is not None:
-            target = data.y.unsqueeze(1) if data.y.is_floating_point() else None
-            classes = data.y if target is None else covariate_groups(target, self.n_groups)
+            classes = covariate_groups(data.y.unsqueeze(1)) if data.y.is_floating_point() else data.y
             group = group * (int(classes.max()) + 1) + classes
         self._group = torch.unique(group, return_inverse=True)[1]
-        self.dropped_ = 1 - float(has_counterpart(self._group, data.site).float().mean())
+        self.dropped_ = share_without_counterpart(self._group, data.site)
 
-    def _own_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
         return match_loss(code, random_partners(self._group[rows], batch.site.cpu()).to(code.device))
 
 
-def covariate_groups(c: Tensor, n_groups: int) -> Tensor:
-    """Cut each covariate's range into equal parts and number the cells that people fall into."""
+def covariate_groups(c: Tensor) -> Tensor:
+    """Cut each covariate's range into equal parts and number the cells that rows fall into."""
     group = torch.zeros(len(c), dtype=torch.int64)
     for column in c.T:
         low, high = column.min(), column.max()
         share = (column - low) / (high - low).clamp_min(1e-12)
-        group = group * n_groups + (share * n_groups).long().clamp(0, n_groups - 1)
+        group = group * N_GROUPS + (share * N_GROUPS).long().clamp(0, N_GROUPS - 1)
     return group
 
 
-def has_counterpart(group: Tensor, site: Tensor) -> Tensor:
-    """Say for each person whether somebody of another site is in the group."""
-    pairs = torch.stack([group, site], dim=1)
-    cells, _ = torch.unique(pairs, dim=0, return_inverse=True)
-    numbers, sites_in = torch.unique(cells[:, 0], return_counts=True)
-    several = set(numbers[sites_in > 1].tolist())
-    return torch.tensor([int(g) in several for g in group])
+def share_without_counterpart(group: Tensor, site: Tensor) -> float:
+    """Return the share of rows whose group has no row of another site."""
+    cells = torch.unique(torch.stack([group, site], dim=1), dim=0)
+    groups, n_sites = torch.unique(cells[:, 0], return_counts=True)
+    return 1 - float(torch.isin(group, groups[n_sites > 1]).float().mean())
 
 
 def random_partners(group: Tensor, site: Tensor) -> Tensor:

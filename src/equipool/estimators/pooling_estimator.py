@@ -1,11 +1,13 @@
-"""What all estimators share: checking, scaling, the split for early stopping, predictions."""
+"""What the pooler and the baselines share: parameters, checks, scaling, training, predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from equipool.checks import Inputs, Task, check_for_fit, refuse_text
 from equipool.data import Covariate
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
+from equipool.estimators.front import Front, fit_front, with_site, without_site
 from equipool.estimators.manifest import manifest_of
 from equipool.estimators.training_data import (
     Rows,
@@ -27,49 +30,76 @@ from equipool.estimators.training_data import (
     as_volumes,
     check_grid,
     dense,
-    even,
     through,
     voxel_scales,
 )
 from equipool.exceptions import InputError
-from equipool.nn import Components, EncoderKind, coders
-from equipool.nn.checkpoints import Checkpoint, Checkpoints, held
+from equipool.nn import Components, EncoderKind, coders, site_batches, train
+from equipool.nn.checkpoints import Checkpoints, locked
 from equipool.nn.networks import require_width
+from equipool.nn.training import Step, Trained
 from equipool.randomness import seed_for
+from equipool.sites.effect import array
 
 __all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
-COMPONENT_PEOPLE, COMPONENT_BYTES = 1000, 2**30  # at most so many are held at once to find components
+COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory to find components
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
+VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
 
 
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a fitted estimator has learned, for persistence; ``None`` where there is nothing."""
+
+    n_features_in_: int = field(metadata={"least": 1, "counts": "inputs"})
+    feature_names_in_: NDArray[np.object_] | None = array("inputs")
+    sites_: NDArray[np.str_] = array("sites")
+    covariates_: tuple[Covariate, ...]
+    task_: Task | None
+    classes_: NDArray[Any] | None = array("classes")
+    target_scale_: tuple[float, float] | None
+    mask_: NDArray[np.bool_] | None = field(metadata={"dimensions": ("x", "y", "z"), "counts": "inputs"})
+    affine_mm_: FloatArray | None = array("4", "4")
+    front_: BaseEstimator | None
+    feature_mean_: FloatArray = array("inputs")
+    feature_scale_: FloatArray = array("inputs", positive=True)
+    feature_varies_: NDArray[np.bool_] = array("inputs")
+    dropped_: float | None
+    _seed: int
+    network_: nn.Module
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of the pooler and of the baselines.
+    """Base of the pooler and of the baselines, with the parameters that all of them have.
 
-    A subclass gives ``_fit_networks``, which returns one trained module with the
-    attributes ``code`` (scaled features to codes), ``tau`` (to the vectors that stand for τ) and
-    ``predictor``.
+    A subclass gives ``_build``, which returns a module with the methods ``code`` (scaled features to codes),
+    ``tau`` (to the vectors that stand for τ), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which
+    returns it trained.
     """
 
-    n_latent: int
-    encoder: EncoderKind
-    decoder: nn.Module | None
-    hidden: int
-    mask_: NDArray[np.bool_] | None
-    affine_mm_: FloatArray | None
-    task: Task | None
-    class_weight: str | None
-    batch_size: int | None
-    steps: int
-    learning_rate: float
-    weight_decay: float
-    patience: int
-    validation_fraction: float
-    checkpoint: str | Path | None
-    random_state: int | None
-    network_: Any
+    n_latent: int = 30
+    encoder: EncoderKind = "auto"
+    decoder: nn.Module | None = None
+    hidden: int = 64
+    front: Front = None
+    task: Task | None = None
+    class_weight: Literal["balanced"] | None = None
+    steps: int = 1500
+    batch_size: int | None = None
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    patience: int = 8
+    validation_fraction: float = 0.15
+    checkpoint: str | Path | None = None
+    verbose: bool = False
+    random_state: int | None = None
+
+    _learned: ClassVar[type] = Learned
+    mask_ = affine_mm_ = front_ = cast(Any, None)  # of tables, and without a front
 
     def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> PoolingEstimator:
         """Learn from a pool.
@@ -86,35 +116,38 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         covariates
             Numbers (rows,) or (rows, K) that the latent space turns with.
         """
-        for name in ("classes_", "target_scale_", "affine_", "volume_sites_", "dropped_"):
+        for name in (one.name for one in fields(self._learned)):
             self.__dict__.pop(name, None)  # of an earlier fit
         distributed.remind()
         with distributed.leader_first():  # it fills the cache of images
-            array = self._features(X, reset=True)
-        if isinstance(array, Volumes):
-            # The validator sees the images as one column that always varies.
-            X = np.arange(len(array), dtype=np.float64)[:, None]
+            features = self._features(X, reset=True)
+        rows = len(features)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
+        if isinstance(features, Volumes) and site is not None and len(site) != rows:
+            raise InputError(
+                f"site has {len(site)} values but X has {rows} rows; give one for each row of X."
+            )
         inputs = Inputs.from_arrays(
-            X if hasattr(X, "columns") or isinstance(array, Volumes) else array,
-            site=np.zeros(len(array), dtype=int) if site is None else site,
+            None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
+            site=np.zeros(rows, dtype=int) if site is None else site,
             covariates=covariates,
             y=y,
             task=self.task,
         )
         check_for_fit(inputs, site_given=site is not None)
+        self._require_fitting_modules(features.shape[1])
         self._seed = 0 if self.random_state is None else int(self.random_state)
-        data = self._prepare(inputs, array, y)
+        self.front_ = fit_front(self.front, features, y, site=site, covariates=covariates)
+        data = self._prepare(inputs, features, y)
         self._class_weights = self._weigh_classes(data.y)
-        train, rest = self._split(data)
-        with nullcontext() if self.checkpoint is None else held(Path(self.checkpoint)):
+        fitted, held = self._split(data)
+        with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
             self._checkpoints = None
             if self.checkpoint is not None:
                 self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
-            self.network_ = self._fit_networks(data.rows(train), data.rows(rest), data)
-        # Trained in single, used in double precision: a code must not depend on who else is in the batch.
+            self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
+        # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
-        self._after_fit(data)
         return self
 
     def transform(self, X: Any) -> FloatArray:
@@ -125,23 +158,23 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
         check_is_fitted(self, "network_")
-        vector = through(self.network_.tau, self._scaled(self._features(X)))
-        return vector.double().numpy()
+        return through(self.network_.tau, self._scaled(self._features(X))).double().numpy()
 
     @torch.no_grad()
     def reconstruct(self, X: Any) -> Any:
-        """Return X as the decoder rebuilds it from the codes, in units of X; volumes give volumes.
+        """Return X as the decoder reconstructs it from the codes, in units of X; volumes give volumes.
 
-        The noise of a release channel is left out. Voxels of 0 stay 0.
+        The noise of a release channel is left out. Voxels of 0 stay 0. Behind a front, a table is
+        reconstructed without its site.
         """
         check_is_fitted(self, "network_")
-        given = self._features(X)
-        values = through(self.network_.rebuilt, self._scaled(given)).numpy() * self.feature_scale_
+        features = self._features(X)
+        values = through(self.network_.rebuilt, self._scaled(features)).numpy() * self.feature_scale_
         values += self.feature_mean_
-        if not isinstance(given, Volumes):
+        if not isinstance(features, Volumes):
             return values
-        rows = given.read()
-        return given.with_values(np.where(rows == 0, 0.0, self._unevened(values, rows)))
+        rows = features.read()
+        return features.with_values(np.where(rows == 0, 0.0, with_site(self.front_, values, rows)))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
         """Return names for the numbers of the code, for scikit-learn's pandas output."""
@@ -179,19 +212,124 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         return save(self, folder)
 
+    def require_consistent(self) -> None:
+        """Refuse, by a ValueError, learned values that do not belong together."""
+        targets = {None: (False, False), "class": (True, False), "number": (False, True)}
+        if targets[self.task_] != (hasattr(self, "classes_"), hasattr(self, "target_scale_")):
+            raise ValueError("the target")
+        if self.front_ is not None and self.front_.n_features_in_ != self.n_features_in_:
+            raise ValueError("the front")
+
     # -- for subclasses ------------------------------------------------------------------------------------
 
-    def _fit_networks(self, data: TrainingData, held: TrainingData, everybody: TrainingData) -> nn.Module:
+    def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
         raise NotImplementedError
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
         raise NotImplementedError
 
+    def _new_network(self) -> nn.Module:
+        """Return the network of this fit before it is trained, in the precision of its use."""
+        n_outputs = self._n_outputs()
+        return self._build(self.n_features_in_, len(self.covariates_), n_outputs).double()
+
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
-        mask = torch.from_numpy(self.mask_.copy()) if self.mask_ is not None else None
-        return coders(
-            self.encoder, n_features, self.n_latent, hidden=self.hidden, mask=mask, decoder=self.decoder
+        mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
+        widths = n_features, self.n_latent
+        return coders(self.encoder, *widths, hidden=self.hidden, mask=mask, decoder=self.decoder)
+
+    def _start_components(self, network: nn.Module, data: TrainingData) -> None:
+        """Give an encoder on principal components its components, from at most a thousand rows."""
+        for module in network.modules():
+            if isinstance(module, Components):
+                fit_in = max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2)
+                count = min(len(data.x), COMPONENT_ROWS, fit_in)
+                some = torch.linspace(0, len(data.x) - 1, count).long()
+                module.start(dense(data.x[some]))
+
+    def _train(
+        self,
+        stage: str,
+        modules: nn.Module,
+        step: Step,
+        data: TrainingData,
+        generator: torch.Generator,
+        *,
+        validate: Callable[[], float] | None,
+        beside: Sequence[Trained] = (),
+    ) -> list[dict[str, float]]:
+        """Train a stage, and return the losses of each epoch."""
+        size, epochs = self._schedule(len(data.x))
+        return train(
+            modules,
+            step,
+            lambda: site_batches(data.site, size, generator),
+            epochs=epochs,
+            validate=validate,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            patience=self.patience,
+            progress=stage if self.verbose else None,
+            checkpoint=None if self._checkpoints is None else self._checkpoints.stage(stage),
+            generator=generator,
+            beside=beside,
+        ).epochs
+
+    @torch.no_grad()
+    def _mean_loss(self, terms: Callable[[TrainingData], dict[str, Tensor]], data: TrainingData) -> float:
+        """Return the mean of the sum of terms over rows."""
+        total = 0.0
+        for part in data.batches(self._schedule(len(data.x))[0]):
+            with distributed.sharded(len(part.x)):
+                losses = terms(part.ready())
+            total += len(part.x) / len(data.x) * sum(term.item() for term in losses.values())
+        return total
+
+    @property
+    def _voxel_share(self) -> float:
+        """What a voxel weighs in the reconstruction beside a feature of a table."""
+        return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+
+    def _n_outputs(self) -> int:
+        """How many numbers the predictor gives: one a class, one for a number, none without a target."""
+        return 0 if self.task_ is None else 1 if self.task_ == "number" else len(self.classes_)
+
+    def _weights_on(self, device: torch.device) -> Tensor | None:
+        return None if self._class_weights is None else self._class_weights.to(device)
+
+    def _schedule(self, rows: int) -> tuple[int, int]:
+        """Return the batch size and the number of epochs that make up ``steps`` steps."""
+        batch = min(max(rows // 40, 32), 512) if self.batch_size is None else self.batch_size
+        per_epoch = max(-(-rows // batch), 1)
+        return batch, max(-(-self.steps // per_epoch), 1)
+
+    def _release(self, code: Tensor, x: Rows) -> Tensor:
+        """Return the code as it leaves the estimator; unchanged by default."""
+        return code
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
+        volumes = as_volumes(X, self.mask_, self.affine_mm_)
+        if volumes is not None:
+            return self._checked_volumes(volumes, reset=reset)
+        if self.mask_ is not None:
+            raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
+        refuse_text(X)
+        table: FloatArray = validate_data(
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
+        return table
+
+    def _checked_volumes(self, volumes: Volumes, *, reset: bool) -> Volumes:
+        if reset:
+            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
+            self.n_features_in_ = volumes.shape[1]
+        elif self.mask_ is None:
+            raise InputError("This estimator was fitted on a table; give features, not images.")
+        else:
+            check_grid(volumes, self.mask_, self.affine_mm_)
+        return volumes
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user's that do not fit the data and n_latent."""
@@ -201,121 +339,32 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             forward, back = self._coders(n_features)
         latent = f"n_latent={self.n_latent}"
         if isinstance(self.encoder, nn.Module):
-            require_width("encoder", forward, n_features, self.n_latent, f"numbers a person ({latent})")
+            require_width("encoder", forward, n_features, self.n_latent, f"numbers a row ({latent})")
         if self.decoder is not None:
-            require_width("decoder", back, self.n_latent, n_features, f"values a person, given {latent}")
+            require_width("decoder", back, self.n_latent, n_features, f"values a row, given {latent}")
 
-    def _start_components(self, network: nn.Module, data: TrainingData) -> None:
-        """Give an encoder on principal components its components, from at most a thousand people."""
-        for module in network.modules():
-            if isinstance(module, Components):
-                fit_in = max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2)
-                count = min(len(data.x), COMPONENT_PEOPLE, fit_in)
-                some = torch.linspace(0, len(data.x) - 1, count).long()
-                module.start(dense(data.x[some]))
-
-    @property
-    def _voxel_share(self) -> float:
-        """What a voxel weighs in the reconstruction beside a feature of a table."""
-        return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
-
-    def _mean_loss(self, terms: Callable[[TrainingData], dict[str, Tensor]], data: TrainingData) -> float:
-        """Return the mean of the sum of terms over people."""
-        total = 0.0
-        for part in data.batches(self._schedule(len(data.x))[0]):
-            with distributed.sharded(len(part.x)):
-                found = terms(part.ready())
-            total += len(part.x) / len(data.x) * sum(term.item() for term in found.values())
-        return total
-
-    @property
-    def _training(self) -> dict[str, Any]:
-        """The parameters of training that every stage has."""
-        return {
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "patience": self.patience,
-        }
-
-    def _checkpoint(self, stage: str) -> Checkpoint | None:
-        return None if self._checkpoints is None else self._checkpoints.stage(stage)
-
-    def _n_outputs(self) -> int:
-        """How many numbers the predictor gives: one a class, one for a number, none without a target."""
-        return 0 if self.task_ is None else 1 if self.task_ == "number" else len(self.classes_)
-
-    def _after_fit(self, data: TrainingData) -> None:
-        """Learn what needs the trained networks; nothing by default."""
-
-    def _evened(self, rows: NDArray[np.floating]) -> FloatArray:
-        """Return volumes without what is not the person's: their gain and offset, here."""
-        return even(rows)
-
-    def _unevened(self, values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
-        """Return evened values in the units of the scans that they belong to: the inverse of evening."""
-        own: FloatArray = np.asarray(rows, dtype=np.float64)
-        return values * own.std(axis=1, keepdims=True) + own.mean(axis=1, keepdims=True)
-
-    def _before_fit(self, volumes: Volumes, y: Tensor | None, site: Tensor, c: Tensor) -> None:
-        """Learn from volumes what :meth:`_evened` needs; nothing by default."""
-
-    def _release(self, code: Tensor, x: Rows) -> Tensor:
-        """Return the code as it leaves the estimator; unchanged by default."""
-        return code
-
-    # -- inside --------------------------------------------------------------------------------------------
-
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
-        known = (None, None) if reset else (self.mask_, self.affine_mm_)
-        volumes = as_volumes(X, *known)
-        if volumes is not None:
-            return self._checked_volumes(volumes, reset=reset)
-        if reset:
-            self.mask_, self.affine_mm_ = None, None
-        elif self.mask_ is not None:
-            raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
-        refuse_text(X)
-        array: FloatArray = validate_data(
-            self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
-        )
-        return array
-
-    def _checked_volumes(self, volumes: Volumes, *, reset: bool) -> Volumes:
-        if reset:
-            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
-            self.n_features_in_ = volumes.shape[1]
-            if hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
-        elif self.mask_ is None or self.affine_mm_ is None:
-            raise InputError("This estimator was fitted on a table; give features, not images.")
-        else:
-            check_grid(volumes, self.mask_, self.affine_mm_)
-        return volumes
-
-    def _prepare(self, inputs: Inputs, array: FloatArray | Volumes, y: Any) -> TrainingData:
+    def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
-        self._require_fitting_modules(array.shape[1])
-        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
+        self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
         self.covariates_ = tuple(
             Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
             for k, name in enumerate(inputs.covariate_names)
         )
-        rest = (
+        features = self._without_site(features)
+        if isinstance(features, Volumes):
+            self.feature_mean_, deviation = voxel_scales(features, partial(without_site, self.front_))
+        else:
+            self.feature_mean_, deviation = features.mean(axis=0), features.std(axis=0)
+        # Features that never vary (up to rounding) pass through with the scale 1.
+        self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
+        self.feature_scale_ = np.where(self.feature_varies_, deviation, 1.0)
+        scaled = self._standardised(features)
+        return TrainingData(
+            scaled.loaded() if isinstance(scaled, ScaledVolumes) else scaled,
             self._coded_target(inputs, y),
-            torch.from_numpy(codes.astype(np.int64)),
+            torch.from_numpy(index.astype(np.int64)),
             self._scaled_covariates(inputs.covariates),
         )
-        if isinstance(array, Volumes):
-            self._before_fit(array, *rest)
-            self.feature_mean_, deviation = voxel_scales(array, self._evened)
-        else:
-            self.feature_mean_, deviation = array.mean(axis=0), array.std(axis=0)
-        # Features that never vary (up to rounding) pass through with the scale 1.
-        still = deviation <= 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
-        self.feature_scale_ = np.where(still, 1.0, deviation)
-        self.feature_varies_ = ~still
-        scaled = self._scaled(array)
-        return TrainingData(scaled.loaded() if isinstance(scaled, ScaledVolumes) else scaled, *rest)
 
     def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
         self.task_: Task | None = inputs.task
@@ -328,13 +377,23 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.target_scale_ = float(values.mean()), float(values.std()) or 1.0
         return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
 
-    def _scaled(self, array: FloatArray | Volumes) -> Rows:
-        if isinstance(array, Volumes):
-            scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
-            return ScaledVolumes(array, *scales, self._evened)
-        scaled = (array - self.feature_mean_) / self.feature_scale_
+    def _without_site(self, features: FloatArray | Volumes) -> FloatArray | Volumes:
+        """Return a table behind the front; volumes pass it when they are read."""
+        if self.front_ is None or isinstance(features, Volumes):
+            return features
+        return np.asarray(self.front_.transform(features), dtype=np.float64)
+
+    def _standardised(self, features: FloatArray | Volumes) -> Rows:
+        scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
+        if isinstance(features, Volumes):
+            return ScaledVolumes(features, *scales, partial(without_site, self.front_))
         # What never varied at fit has no trained weights; it must not move a code afterwards.
-        return torch.from_numpy(np.where(self.feature_varies_, scaled, 0.0).astype(np.float32))
+        scaled = np.where(self.feature_varies_, (features - self.feature_mean_) / self.feature_scale_, 0.0)
+        return torch.from_numpy(scaled.astype(np.float32))
+
+    def _scaled(self, features: FloatArray | Volumes) -> Rows:
+        """Return checked features as the network sees them."""
+        return self._standardised(self._without_site(features))
 
     def _scaled_covariates(self, values: FloatArray) -> Tensor:
         columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
@@ -351,11 +410,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
         held = systematic(labels, numbers, self.validation_fraction, seed_for(self._seed, "split"))
         if held.all() or not held.any():
-            held = np.zeros(len(held), dtype=bool)
+            held[:] = False
             held[:1] = len(held) > 1
-        everything = torch.arange(len(held))
-        mask = torch.from_numpy(held)
-        return everything[~mask], everything[mask]
+        return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
 
     def _weigh_classes(self, y: Tensor | None) -> Tensor | None:
         if self.class_weight not in (None, "balanced"):
@@ -364,12 +421,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             return None
         counts = torch.bincount(y).float()
         return counts.sum() / (len(counts) * counts)
-
-    def _schedule(self, rows: int) -> tuple[int, int]:
-        """Return the batch size and the number of epochs that make up ``steps`` steps."""
-        batch = min(max(rows // 40, 32), 512) if self.batch_size is None else self.batch_size
-        per_epoch = max(-(-rows // batch), 1)
-        return batch, max(-(-self.steps // per_epoch), 1)
 
     @torch.no_grad()
     def _codes(self, X: Any) -> Tensor:

@@ -25,14 +25,13 @@ __all__ = [
     "as_volumes",
     "check_grid",
     "dense",
-    "even",
     "through",
     "volumes_for",
     "voxel_scales",
 ]
 
 FloatArray = NDArray[np.float64]
-Evening = Callable[[NDArray[np.floating]], FloatArray]
+AsSeen = Callable[[NDArray[np.floating]], FloatArray]
 
 BLOCK = 32  # volumes read at a time
 IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
@@ -42,35 +41,29 @@ IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
 class ScaledVolumes:
     """Volumes as a network sees them, read block by block.
 
-    ``evened`` takes out of a scan what is not the person's: by default its gain and offset, see
-    :func:`even`. Then each voxel is standardised over the training people.
+    ``as_seen`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then
+    each voxel is standardised over the training participants.
     """
 
     volumes: Volumes
     mean: FloatArray
     scale: FloatArray
     varies: NDArray[np.bool_]
-    evened: Evening
+    as_seen: AsSeen
     ready: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """People and voxels."""
+        """Rows and voxels."""
         return self.volumes.shape
 
     def __len__(self) -> int:
         return len(self.volumes)
 
     def __getitem__(self, rows: Any) -> ScaledVolumes:
-        chosen = rows.numpy() if isinstance(rows, Tensor) else rows
-        return ScaledVolumes(
-            self.volumes[chosen],
-            self.mean,
-            self.scale,
-            self.varies,
-            self.evened,
-            None if self.ready is None else self.ready[rows],
-        )
+        positions = rows.numpy() if isinstance(rows, Tensor) else rows
+        ready = None if self.ready is None else self.ready[rows]
+        return replace(self, volumes=self.volumes[positions], ready=ready)
 
     def tensor(self) -> Tensor:
         """Read them all."""
@@ -80,15 +73,13 @@ class ScaledVolumes:
         result = torch.empty(self.shape)
         for start in range(0, len(self), BLOCK):
             part = slice(start, start + BLOCK)
-            scaled = (self.evened(self.volumes.read(part)) - self.mean) / self.scale
+            scaled = (self.as_seen(self.volumes.read(part)) - self.mean) / self.scale
             result[part] = torch.from_numpy(np.where(self.varies, scaled, 0.0))
         return result
 
     def loaded(self) -> ScaledVolumes:
-        """Return the same, read already if they are few enough: training then need not read them again."""
-        if 4 * self.shape[0] * self.shape[1] > IN_MEMORY:
-            return self
-        return replace(self, ready=self.tensor())
+        """Return the same, read already if they fit into memory: training then need not read them again."""
+        return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
 
     def singles(self) -> Iterator[Tensor]:
         """Read them one after the other, (1, voxels) each."""
@@ -101,12 +92,17 @@ Rows = Tensor | ScaledVolumes
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The pool as tensors: scaled features, coded target, site numbers, scaled covariates."""
+    """The pool as tensors: scaled features, coded target, site index, scaled covariates."""
 
     x: Rows
     y: Tensor | None
     site: Tensor
     c: Tensor
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites."""
+        return int(self.site.max()) + 1
 
     def rows(self, index: Tensor) -> TrainingData:
         """Select rows; volumes are not read yet."""
@@ -114,7 +110,7 @@ class TrainingData:
         return TrainingData(self.x[index], y, self.site[index], self.c[index])
 
     def ready(self) -> TrainingData:
-        """Return a batch as this process computes it: its own part of the features, read, and all labels."""
+        """Return a batch as this process computes it: its part of the features, read, and all labels."""
         to = distributed.device()
         y = None if self.y is None else self.y.to(to)
         return TrainingData(dense(self.x[distributed.own()]).to(to), y, self.site.to(to), self.c.to(to))
@@ -136,7 +132,7 @@ def dense(x: Rows) -> Tensor:
 def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
     """Apply a network in double precision: to a table in one go, to volumes one at a time.
 
-    So nobody's code depends on who else is in the batch, and memory does not grow with the people.
+    So a code does not depend on the other rows of the batch, and memory does not grow with the rows.
     """
     if isinstance(x, Tensor):
         return network(x.double())
@@ -145,30 +141,47 @@ def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
     return torch.cat([network(row.double()) for row in x.singles()])
 
 
+def voxel_scales(volumes: Volumes, as_seen: AsSeen) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of each voxel over rows, read in blocks that processes share out."""
+    total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
+    for start in distributed.turns(range(0, len(volumes), BLOCK)):
+        values = as_seen(volumes.read(slice(start, start + BLOCK)))
+        total += values.sum(axis=0)
+        squares += (values**2).sum(axis=0)
+    total, squares = distributed.summed(total), distributed.summed(squares)
+    mean = total / len(volumes)
+    return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
+
+
+# -- what users give as volumes ----------------------------------------------------------------------------
+
+
 def as_volumes(
     X: Any, mask: NDArray[np.bool_] | None = None, affine: FloatArray | None = None
 ) -> Volumes | None:
     """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table.
 
-    Mask and affine are those of an estimator that is fitted; files are read with them.
+    Files are read with the mask of a fitted estimator, if it is given with its affine.
     """
     if isinstance(X, PooledDataset) and X.images is not None:
         X = list(X.images)
     if isinstance(X, Volumes):
-        same = mask is None or (X.mask.shape == mask.shape and bool((X.mask == mask).all()))
-        if same or X.scales is None:  # values that were changed in memory are in no file
+        # Values that were changed in memory are in no file, so they are not read again with the mask.
+        if mask is None or np.array_equal(X.mask, mask) or X.scales is None:
             return X
         X = list(X.paths)
-    one_path = isinstance(X, str | Path)
-    if one_path or _are_paths(X):
-        return volumes_for([X] if one_path else list(X), mask, affine)
-    return None
+    X = [X] if isinstance(X, str | Path) else X
+    # A frame is no list of paths, although it iterates over names.
+    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and len(X) > 0
+    return (
+        volumes_for(list(X), mask, affine) if listed and all(isinstance(x, str | Path) for x in X) else None
+    )
 
 
 def volumes_for(
     paths: Sequence[str | Path], mask: NDArray[np.bool_] | None, affine: FloatArray | None
 ) -> Volumes:
-    """Read images with the mask of an estimator that is fitted; those on another grid are refused."""
+    """Read images with the mask of a fitted estimator; those on another grid are refused."""
     if mask is not None and affine is not None and len(paths):
         grid = read_grid(Path(paths[0]))
         if grid is not None:
@@ -176,41 +189,11 @@ def volumes_for(
     return Volumes.build(paths, mask=mask)
 
 
-def _are_paths(X: Any) -> bool:
-    # A frame is no list of paths, although it iterates over names.
-    if not hasattr(X, "__len__") or hasattr(X, "columns") or not len(X):
-        return False
-    return all(isinstance(x, str | Path) for x in X)
-
-
 def check_grid(volumes: Volumes, mask: NDArray[np.bool_], affine: FloatArray) -> None:
     """Raise an error where volumes are not on the grid that an estimator was fitted on."""
     _require_grid(volumes.mask.shape, volumes.affine, mask, affine)
     if not (volumes.mask == mask).all():
         raise InputError("These volumes were cut out by another mask than at fit; build them with that one.")
-
-
-def even(rows: NDArray[np.floating]) -> FloatArray:
-    """Return volumes with the mean 0 and the spread 1 over each scan's brain."""
-    values = np.asarray(rows, dtype=np.float64)
-    values = values - values.mean(axis=1, keepdims=True)
-    spread = values.std(axis=1, keepdims=True)
-    return values / np.where(spread > 0, spread, 1.0)
-
-
-def voxel_scales(volumes: Volumes, evened: Evening) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation of each voxel over people, scans evened out, read in blocks.
-
-    Several processes share the blocks out.
-    """
-    total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
-    for start in distributed.turns(range(0, len(volumes), BLOCK)):
-        values = evened(volumes.read(slice(start, start + BLOCK)))
-        total += values.sum(axis=0)
-        squares += (values**2).sum(axis=0)
-    total, squares = distributed.summed(total), distributed.summed(squares)
-    mean = total / len(volumes)
-    return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
 
 
 def _require_grid(

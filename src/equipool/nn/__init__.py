@@ -10,7 +10,7 @@ from equipool.nn.losses import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.networks import Components, EncoderKind, adversary_network, coder, coders, mlp
+from equipool.nn.networks import Components, EncoderKind, adversary_network, coders, mlp
 from equipool.nn.training import History, site_batches, train
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "EncoderKind",
     "History",
     "adversary_network",
-    "coder",
     "coders",
     "correlation_loss",
     "equivariance_loss",

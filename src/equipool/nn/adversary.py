@@ -1,4 +1,4 @@
-"""The opponent that tries to read the site from the code while the code is trained not to tell it."""
+"""The adversary: a classifier that predicts the site from codes, which are trained to prevent it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.nn import adversary_network
+from equipool.nn.networks import adversary_network
 from equipool.nn.training import Trained
 
-__all__ = ["Opponent"]
+__all__ = ["Adversary"]
 
 
-class Opponent:
-    """A site reader with an optimiser of its own, for minimax training (CAI, Xie et al.).
+class Adversary:
+    """A site classifier with its optimiser, for minimax training (CAI, Xie et al.).
 
-    Sites are weighed so that each counts the same, whatever its size.
+    Sites are weighted so that each counts the same, whatever its size.
     """
 
     def __init__(self, n_code: int, site: Tensor, n_sites: int, *, learning_rate: float = 2e-3) -> None:
@@ -30,13 +30,11 @@ class Opponent:
         return self.network, self.optimiser
 
     def play(self, code: Tensor, site: Tensor) -> Tensor:
-        """Learn from this batch, then return the term that the code's side minimises."""
-        loss = nn.functional.cross_entropy(self.network(code.detach()), site, weight=self.weights)
+        """Learn from this batch, then return minus the cross-entropy, which the encoder minimises."""
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        self._cross_entropy(code.detach(), site).backward()
         self.optimiser.step()
-        return self.score(code, site)
+        return -self._cross_entropy(code, site)
 
-    def score(self, code: Tensor, site: Tensor) -> Tensor:
-        """Return minus the opponent's cross-entropy: small where the site cannot be read."""
-        return -nn.functional.cross_entropy(self.network(code), site, weight=self.weights)
+    def _cross_entropy(self, code: Tensor, site: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.network(code), site, weight=self.weights)

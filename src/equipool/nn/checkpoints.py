@@ -1,8 +1,7 @@
-"""Checkpoints of training: a run that was killed goes on, and ends with the bits of one that was not.
+"""Checkpoints of training: a killed run resumes, and ends with the bits of one that was not killed.
 
-A folder holds ``checkpoint.json``, which says what is trained on what and how far each stage is, and for each
-stage one safetensors file that it names with its hash. Numbers are written under a new name before the JSON
-names them, so at every moment the JSON names a whole file.
+A folder holds ``checkpoint.json``, which says what is trained on what, and for each stage a safetensors file
+with its numbers, how far it is, and a checksum. Files are replaced in one go, so each is always whole.
 """
 
 from __future__ import annotations
@@ -17,26 +16,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = ["Checkpoint", "Checkpoints", "held"]
+__all__ = ["Checkpoint", "Checkpoints", "locked"]
 
-SCHEMA = 1
-FACTS = "checkpoint.json"
+SCHEMA = 2
+MANIFEST, ENDING = "checkpoint.json", ".checkpoint.safetensors"
 SECONDS = 30.0  # between two checkpoints
+ANEW = "start anew: give another folder, remove this one, or say --fresh on the command line"
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a folder to one fit: two at once would take each other's numbers away.
+def locked(folder: Path) -> Iterator[None]:
+    """Let one fit at a time use a folder, by a lock of the system's, which ends with the process."""
+    lock, free = None, True
+    if distributed.leads():
+        try:
+            import fcntl
 
-    The lock is on the folder itself and is the system's, so it goes with the process, however that ends.
-    """
-    free, lock = _lock(folder) if distributed.leads() else (True, None)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except (
+            ImportError,
+            OSError,
+        ):  # no locks there; should nothing be writable, the first checkpoint says so
+            pass
     try:
         if not distributed.agree(free):
             raise InputError(
@@ -49,105 +61,50 @@ def held(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _lock(folder: Path) -> tuple[bool, int | None]:
-    """Return whether nobody else has the folder, and the lock on it; none where folders cannot be locked."""
-    lock = None
-    try:
-        import fcntl
-
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False, lock
-    except (ImportError, OSError):  # should nothing be writable there, the first checkpoint says so
-        return True, lock
-    return True, lock
-
-
-@dataclass
 class Checkpoints:
-    """The checkpoints of one fit, a stage each.
+    """The checkpoints of one fit, one for each stage; a folder of another fit is refused.
 
     Parameters
     ----------
     folder
-        Where they are kept; files of others in it are left alone.
+        Where they are kept; other files in it stay.
     manifest
-        What is trained: settings and hashes of the data, by name. A folder of another fit is refused.
+        What is trained: settings and hashes of the data, by name.
     """
 
-    folder: Path
-    manifest: dict[str, dict[str, Any]]
-    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        content = distributed.share(_read(self.folder / FACTS) if distributed.leads() else None)
+    def __init__(self, folder: Path, manifest: dict[str, dict[str, Any]]) -> None:
+        self.folder = folder
+        self.record = json.dumps({"schema": SCHEMA, "manifest": manifest}, indent=1, ensure_ascii=False)
+        for pattern in (f".{MANIFEST}.*", f".*{ENDING}.*"):  # of a run killed while it wrote
+            for partial in folder.glob(pattern) if distributed.leads() else ():
+                with suppress(OSError):
+                    partial.unlink()
+        content = _read(folder / MANIFEST)
+        self.begun = content is not None
         if content is None:
             return
         try:
-            facts = json.loads(content)
-            schema, known, stages = facts["schema"], facts["manifest"], facts["stages"]
+            schema, earlier = (json.loads(content)[name] for name in ("schema", "manifest"))
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{self.folder / FACTS} is damaged or no checkpoint; remove it to start anew."
+                f"{folder / MANIFEST} is damaged or no checkpoint; remove it to start anew."
             ) from error
         if schema != SCHEMA:
             raise InputError(
-                f"{self.folder} holds a checkpoint of schema {schema!r}; this release goes on from schema "
-                f"{SCHEMA}. Use the release that wrote it, or start anew: give another folder, remove "
-                "this one, or say --fresh on the command line."
+                f"{folder} holds a checkpoint of schema {schema!r}; this release resumes schema {SCHEMA}. "
+                f"Use the release that wrote it, or {ANEW}."
             )
-        _require_same(self.folder, known, json.loads(json.dumps(self.manifest)))
-        self.stages = stages
-        self._sweep()
+        _require_same(folder, earlier, json.loads(self.record)["manifest"])
 
     def stage(self, name: str) -> Checkpoint:
         """Return the checkpoint of one stage."""
-        return Checkpoint(self, name)
+        return Checkpoint(self, self.folder / f"{name.replace(' ', '-')}{ENDING}")
 
-    def read(self, stage: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return numbers and facts of a stage, if there are any."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
-        facts = self.stages.get(stage)
-        if facts is None:
-            return None
-        path = self.folder / str(facts.get("file"))
-        content = distributed.share(_read(path) if distributed.leads() else None)
-        if content is None or hashlib.sha256(content).hexdigest() != facts.get("sha256"):
-            raise InputError(
-                f"The checkpoint {path} is damaged: it is not the file that {FACTS} names. Remove the folder "
-                "to start anew."
-            )
-        try:
-            return load(content), facts
-        except SafetensorError as error:
-            raise InputError(f"The checkpoint {path} is damaged: {error}. Remove the folder.") from error
-
-    def write(self, stage: str, numbers: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Write numbers under a name of their own, then the JSON that names them; then the old ones go."""
-        from safetensors.torch import save
-
-        content = save({name: tensor.cpu().contiguous().clone() for name, tensor in numbers.items()})
-        digest = hashlib.sha256(content).hexdigest()
-        name = f"{stage.replace(' ', '-')}-{digest[:16]}.safetensors"
-        write_whole(self.folder / name, content)
-        self.stages[stage] = {**facts, "file": name, "sha256": digest}
-        record = {"schema": SCHEMA, "manifest": self.manifest, "stages": self.stages}
-        write_whole(self.folder / FACTS, json.dumps(record, indent=1, ensure_ascii=False))
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Remove our files that are not named any more: those before, and those of a run killed between."""
-        named = {FACTS, *(facts["file"] for facts in self.stages.values())}
-        numbers = "*-" + "[0-9a-f]" * 16 + ".safetensors"
-        for pattern in (numbers, f".{numbers}.*", f".{FACTS}.*"):
-            for path in self.folder.glob(pattern):
-                if distributed.leads() and path.name not in named:
-                    with suppress(OSError):
-                        path.unlink()
+    def begin(self) -> None:
+        """Write the manifest, before the first checkpoint."""
+        if not self.begun:
+            write_whole(self.folder / MANIFEST, self.record)
+            self.begun = True
 
 
 @dataclass
@@ -155,17 +112,37 @@ class Checkpoint:
     """The checkpoint of one stage, and when the next one is due."""
 
     whole: Checkpoints
-    stage: str
+    path: Path
     last: float = field(default_factory=time.monotonic)
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return numbers and facts, if this stage was begun before."""
-        return self.whole.read(self.stage)
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        content = _read(self.path) if self.whole.begun else None
+        if content is None:
+            return None
+        try:
+            numbers = load(content)
+            facts = json.loads(bytes(numbers.pop("facts").tolist()))
+            if facts["sha256"] != _checksum(numbers):
+                raise ValueError("another checksum")
+        except (SafetensorError, LookupError, ValueError, TypeError) as error:
+            raise InputError(
+                f"The checkpoint {self.path} is damaged ({error}). Remove the folder to start anew."
+            ) from error
+        return numbers, facts
 
     def write(self, numbers: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write; in one process of several."""
+        from safetensors.torch import save
+
         if distributed.leads():
-            self.whole.write(self.stage, numbers, facts)
+            self.whole.begin()
+            numbers = {name: tensor.cpu().contiguous().clone() for name, tensor in numbers.items()}
+            record = json.dumps({**facts, "sha256": _checksum(numbers)}).encode()
+            write_whole(self.path, save({**numbers, "facts": torch.tensor(list(record), dtype=torch.uint8)}))
         self.last = time.monotonic()
 
     def due(self) -> bool:
@@ -173,26 +150,35 @@ class Checkpoint:
         return time.monotonic() - self.last >= SECONDS
 
 
+def _checksum(numbers: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(numbers):
+        digest.update(name.encode())
+        digest.update(numbers[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
+    """Return a file's content as the leading process finds it."""
+    content = None
+    if distributed.leads():
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
+    return distributed.share(content)
 
 
-def _require_same(folder: Path, known: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse the checkpoint of another fit, and say what is other."""
-    for kind in dict.fromkeys([*known, *now]):
-        before, after = known.get(kind, {}), now.get(kind, {})
-        for name in dict.fromkeys([*before, *after]):
-            if before.get(name) == after.get(name):
-                continue
-            what = f"other {kind}: {name} was {before.get(name)!r} and is {after.get(name)!r}"
-            if kind == "data":
-                what = f"other data: {name} is not the same"
-            raise InputError(
-                f"{folder} holds a checkpoint with {what}. Go on with the same, or start anew: give another "
-                "folder, remove this one, or say --fresh on the command line."
-            )
+def _require_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse the checkpoint of another fit, and say what differs."""
+    for kind, values in now.items():
+        for name, value in values.items():
+            earlier = before.get(kind, {}).get(name)
+            if earlier != value:
+                what = "is not the same" if kind == "data" else f"was {earlier!r} and is {value!r}"
+                raise InputError(
+                    f"{folder} holds a checkpoint with other {kind}: {name} {what}. Go on with the same, or "
+                    f"{ANEW}."
+                )

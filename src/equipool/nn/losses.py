@@ -27,12 +27,7 @@ Reduction = Literal["sum", "mean"]
 
 
 def equivariance_loss(
-    tau: Tensor,
-    c: Any,
-    action: CovariateAction,
-    *,
-    weights: Tensor | None = None,
-    reduction: Reduction = "mean",
+    tau: Tensor, c: Any, action: CovariateAction, *, reduction: Reduction = "mean"
 ) -> Tensor:
     """Equation (4), L_stage1, over all pairs in linear time.
 
@@ -53,11 +48,8 @@ def equivariance_loss(
         The covariates, (N, K), or (N,) for one.
     action
         The covariates' action ρ.
-    weights
-        w_i ≥ 0, shape (N,); pair (i, j) then counts w_i w_j times.
     reduction
-        ``"sum"`` over the pairs as in the paper, or their (weighted) ``"mean"``, which does not
-        change its scale with the batch.
+        ``"sum"`` over the pairs as in the paper, or their ``"mean"``, whose scale does not depend on N.
 
     Examples
     --------
@@ -68,26 +60,13 @@ def equivariance_loss(
     >>> equivariance_loss(tau, age, rho).item() < 1e-9
     True
     """
-    c, weights = _check_rows(tau, c, action, weights, reduction)
+    c = _check_rows(tau, c, action, reduction)
     u = action(-c).apply(tau)
-    if weights is None:
-        rows = len(tau)
-        pairs = 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
-        return (u - u.mean(dim=0)).square().sum() * (2 * rows / pairs)
-    total = weights.sum()
-    mean = weights @ u / total
-    spread = weights @ (u - mean).square().sum(dim=1)
-    return 2 * total * spread / (1 if reduction == "sum" else _pair_weight(weights))
+    return (u - u.mean(dim=0)).square().sum() * (2 * len(tau) / _n_pairs(len(tau), reduction))
 
 
 def equivariance_loss_cayley(
-    tau: Tensor,
-    c: Any,
-    action: CovariateAction,
-    *,
-    weights: Tensor | None = None,
-    reduction: Reduction = "mean",
-    block: int = 256,
+    tau: Tensor, c: Any, action: CovariateAction, *, reduction: Reduction = "mean", block: int = 256
 ) -> Tensor:
     """Equation (4) with the paper's Cayley map in place of expm: G(i, j) = cay(Σ_k (c_j − c_i)_k A_k).
 
@@ -96,22 +75,21 @@ def equivariance_loss_cayley(
     Memory is bounded by ``block`` rows against all others, also in the backward pass. The two terms of (4)
     are still equal, since G is orthogonal. Arguments as for :func:`equivariance_loss`.
     """
-    c, weights = _check_rows(tau, c, action, weights, reduction)
+    c = _check_rows(tau, c, action, reduction)
     vectors = tau if action.basis is None else tau @ action.basis.to(tau.dtype)
     angles = action.angles(c).to(tau.dtype)  # Ω c, used as a rate: the turn is −2·arctan of differences
-    w = tau.new_ones(len(tau)) if weights is None else weights
     total = tau.new_zeros(())
     for start in range(0, len(tau), block):
         rows = slice(start, start + block)
         total = total + checkpoint(
-            _cayley_block, vectors[rows], angles[rows], w[rows], vectors, angles, w, use_reentrant=False
+            _cayley_block, vectors[rows], angles[rows], vectors, angles, use_reentrant=False
         )
     # Each unordered pair was met twice, once for each of the two equal terms; i = j adds nothing.
-    return total / (1 if reduction == "sum" else _pair_weight(w))
+    return total / _n_pairs(len(tau), reduction)
 
 
 def reconstruction_loss(x: Tensor, reconstructed: Tensor) -> Tensor:
-    """‖x − x̂‖² of Algorithm 1 and equation (5), averaged over people."""
+    """‖x − x̂‖² of Algorithm 1 and equation (5), averaged over rows."""
     return (x - reconstructed).square().sum(dim=-1).mean()
 
 
@@ -122,7 +100,7 @@ def prediction_loss(
 
     The paper writes ‖Y − h(Φ(ℓ))‖² for both; its classes are trained with cross-entropy. ``bounded`` takes
     1 − p(y) for classes instead: it asks for the right class and not for a calibrated probability, so a
-    code need not carry shades of certainty, which tell the site.
+    code need not carry degrees of certainty, which give the site away.
     """
     if y.is_floating_point():
         return (output.squeeze(-1) - y).square().mean()
@@ -136,13 +114,13 @@ def prediction_loss(
 def correlation_loss(z: Tensor, c: Tensor) -> Tensor:
     """Return the shares of the variance of z that the covariates and their squares explain, added up.
 
-    Zero where z does not depend on c, as far as a parabola can tell.
+    Zero where z depends on c by neither a line nor a parabola.
     """
     powers = torch.cat([c, c.square()], dim=1)
     powers = (powers - powers.mean(dim=0)) / powers.std(dim=0, correction=0).clamp_min(1e-6)
     centred = z - z.mean(dim=0)
     covariance = centred.mT @ powers.to(z.dtype) / len(z)
-    # Numbers that hardly vary must not count as much as those that carry something.
+    # Divided by the total variance: numbers that hardly vary must not count as much as those that do.
     return covariance.square().sum() / centred.square().mean(dim=0).sum().clamp_min(1e-12)
 
 
@@ -153,11 +131,11 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
     distance in the batch (no gradient goes through it) and a the ``scales``. O(N²) in the batch.
     """
     pairs = distributed.Pairs(len(z))
-    everybody = pairs.known(z)
-    squared = torch.cdist(everybody[pairs.own], everybody).square()
+    rows = pairs.known(z)
+    squared = torch.cdist(rows[pairs.own], rows).square()
     median = pairs.median(squared.detach())
     if median == 0:
-        # Two people, or many with the same code: take the distances that are there.
+        # Two rows, or many with the same code: the median of the positive distances.
         median = pairs.median(squared.detach()[squared.detach() > 0])
     kernel = torch.stack([torch.exp(-squared / (a * median)) for a in scales]).mean(dim=0)
     membership = nn.functional.one_hot(torch.unique(site, return_inverse=True)[1]).to(z.dtype)
@@ -173,7 +151,7 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
 def grouped_mmd(z: Tensor, site: Tensor, group: Tensor) -> Tensor:
     """SS, sub-sampling (Zhou et al.): the MMD within each group of like covariates, averaged.
 
-    Groups are compared only where at least two sites have people; everybody else is dropped.
+    Groups with rows of a single site are dropped.
     """
     terms = []
     for g in torch.unique(group):
@@ -191,31 +169,27 @@ def match_loss(z: Tensor, partner: Tensor) -> Tensor:
     return (z[matched] - z[partner[matched]]).square().sum(dim=-1).mean()
 
 
-def _cayley_block(a: Tensor, rate_a: Tensor, w_a: Tensor, b: Tensor, rate_b: Tensor, w_b: Tensor) -> Tensor:
-    """Sum w_i w_j ‖G(i, j)τ_i − τ_j‖² over rows i of a and all rows j of b, in plane coordinates."""
+def _cayley_block(a: Tensor, rate_a: Tensor, b: Tensor, rate_b: Tensor) -> Tensor:
+    """Sum ‖G(i, j)τ_i − τ_j‖² over rows i of a and all rows j of b, in plane coordinates."""
     planes = rate_a.shape[-1]
     rate = rate_b.unsqueeze(0) - rate_a.unsqueeze(1)  # (rows, N, planes)
     scale = 1 / (1 + rate.square())
     cos, sin = (1 - rate.square()) * scale, -2 * rate * scale
     a1, a2 = (a[:, None, k : 2 * planes : 2] for k in (0, 1))
     b1, b2 = (b[None, :, k : 2 * planes : 2] for k in (0, 1))
-    squared = (cos * a1 - sin * a2 - b1).square() + (sin * a1 + cos * a2 - b2).square()
-    distances = squared.sum(dim=-1)
+    total = ((cos * a1 - sin * a2 - b1).square() + (sin * a1 + cos * a2 - b2).square()).sum()
     if a.shape[-1] > 2 * planes:
-        distances = distances + (a[:, None, -1] - b[None, :, -1]).square()
-    return w_a @ distances @ w_b
+        total = total + (a[:, None, -1] - b[None, :, -1]).square().sum()
+    return total
 
 
-def _pair_weight(weights: Tensor) -> Tensor:
-    """Σ_{i<j} w_i w_j, at least the smallest positive number: a single row has no pairs and no loss."""
-    pairs = (weights.sum() ** 2 - weights.square().sum()) / 2
-    return pairs.clamp_min(torch.finfo(weights.dtype).tiny)
+def _n_pairs(rows: int, reduction: Reduction) -> float:
+    """Return what the sum over pairs is divided by; a single row has no pairs and no loss."""
+    return 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
 
 
-def _check_rows(
-    tau: Tensor, c: Any, action: CovariateAction, weights: Tensor | None, reduction: str
-) -> tuple[Tensor, Tensor | None]:
-    """Refuse shapes that would broadcast silently; return c as (N, K) and the weights in the dtype of tau."""
+def _check_rows(tau: Tensor, c: Any, action: CovariateAction, reduction: str) -> Tensor:
+    """Refuse shapes that would broadcast silently; return c as (N, K)."""
     if tau.dim() != 2:
         raise InputError(f"tau must have shape (N, n). Got {tuple(tau.shape)}.")
     if reduction not in ("sum", "mean"):
@@ -226,11 +200,4 @@ def _check_rows(
             f"c must have one row for each of the {len(tau)} rows of tau, shape "
             f"({len(tau)}, {action.n_covariates}). Got {tuple(c.shape)}."
         )
-    if weights is None:
-        return c, None
-    if weights.shape != tau.shape[:1] or (weights < 0).any() or not weights.sum() > 0:
-        raise InputError(
-            f"weights must have shape ({len(tau)},), be at least 0 and not all 0. Got "
-            f"shape {tuple(weights.shape)}, smallest {weights.min().item():g}, sum {weights.sum().item():g}."
-        )
-    return c, weights.to(tau.dtype)
+    return c

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipool.exceptions import InputError
 from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 
-__all__ = ["Components", "EncoderKind", "adversary_network", "coder", "coders", "mlp", "require_width"]
+__all__ = ["Components", "EncoderKind", "adversary_network", "coders", "mlp", "require_width"]
 
 EncoderKind = Literal["auto", "mlp", "linear", "components", "resnet"] | nn.Module
 
@@ -21,7 +21,7 @@ N_COMPONENTS = 100
 class Components(nn.Module):
     """Principal components of the training rows, not whitened: what varies most is learned first.
 
-    With few people and many voxels this is what keeps a linear encoder from learning people by heart.
+    With few rows and many voxels they keep a linear encoder from overfitting.
     """
 
     def __init__(self, n_features: int, count: int = N_COMPONENTS) -> None:
@@ -33,12 +33,11 @@ class Components(nn.Module):
 
     @torch.no_grad()
     def start(self, rows: Tensor) -> None:
-        """Take the components of these rows, by the people's inner products."""
+        """Take the components of these rows, from their inner products."""
         rows = rows.to(self.basis.dtype)
         values, vectors = torch.linalg.eigh(rows @ rows.mT)
         count = min(self.basis.shape[1], len(rows) - 1)
-        top = vectors[:, -count:].flip(1)
-        directions = rows.mT @ top
+        directions = rows.mT @ vectors[:, -count:].flip(1)
         self.basis.zero_()
         self.basis[:, :count] = directions / directions.norm(dim=0).clamp_min(1e-12)
         self.scale.copy_((values[-count:].mean() / len(rows)).sqrt().clamp_min(1e-12))
@@ -66,8 +65,62 @@ def mlp(n_in: int, n_out: int, *, hidden: int = 64) -> nn.Sequential:
     return nn.Sequential(nn.Linear(n_in, hidden), nn.ReLU(), nn.Linear(hidden, n_out))
 
 
-def coder(kind: EncoderKind, n_in: int, n_out: int, *, hidden: int = 64) -> nn.Module:
-    """Return an encoder or a decoder of a table: ``"mlp"``, or ``"linear"`` where people are few."""
+def adversary_network(n_in: int, n_out: int, *, hidden: int = 64, normalise: bool = True) -> nn.Sequential:
+    """Return a three-layer classifier of the site: the paper's adversary, with batch normalisation."""
+
+    def block(a: int, b: int) -> list[nn.Module]:
+        middle: list[nn.Module] = [nn.BatchNorm1d(b)] if normalise else []
+        return [nn.Linear(a, b), *middle, nn.ReLU()]
+
+    return nn.Sequential(*block(n_in, hidden), *block(hidden, hidden), nn.Linear(hidden, n_out))
+
+
+def coders(
+    kind: EncoderKind,
+    n_features: int,
+    n_latent: int,
+    *,
+    hidden: int = 64,
+    mask: Tensor | None = None,
+    decoder: nn.Module | None = None,
+) -> tuple[nn.Module, nn.Module]:
+    """Return E and D; modules of the user are copied, not trained in place.
+
+    Parameters
+    ----------
+    kind
+        ``"auto"``: ``"mlp"`` for tables and ``"resnet"`` for volumes; ``"linear"``; ``"components"``; or a
+        module.
+    n_features, n_latent, hidden
+        Widths.
+    mask
+        Brain voxels of the box, for volumes; ``None`` for tables.
+    decoder
+        A module in place of ours.
+    """
+    of_boxes = mask is not None and (isinstance(kind, nn.Module) or kind in ("auto", "resnet"))
+    components = Components(n_features) if kind == "components" else None
+    if isinstance(kind, nn.Module):
+        encoder: nn.Module = copy.deepcopy(kind)
+    elif components is not None:
+        encoder = nn.Sequential(components, nn.Linear(N_COMPONENTS, n_latent))
+    else:
+        encoder = ResNet3d(n_latent, hidden=hidden) if of_boxes else _flat(kind, n_features, n_latent, hidden)
+    if decoder is not None:
+        body = copy.deepcopy(decoder)
+    elif components is not None:
+        return encoder, ComponentsDecoder(components, n_latent)
+    elif mask is not None:
+        body = voxel_decoder(n_latent, n_features, hidden=hidden)
+    else:
+        body = _flat("mlp" if isinstance(kind, nn.Module) else kind, n_latent, n_features, hidden)
+    if mask is None:
+        return encoder, body
+    return VolumeEncoder(mask, encoder) if of_boxes else encoder, VolumeDecoder(mask, body)
+
+
+def _flat(kind: str, n_in: int, n_out: int, hidden: int) -> nn.Module:
+    """Return an encoder or a decoder of rows: ``"mlp"``, or ``"linear"`` where rows are few."""
     if kind == "linear":
         return nn.Linear(n_in, n_out)
     if kind not in ("auto", "mlp"):
@@ -91,60 +144,4 @@ def require_width(name: str, module: nn.Module, n_in: int, n_out: int, what: str
     finally:
         module.train(training)
     if shape != (2, n_out):
-        raise InputError(f"Your {name} must give {n_out} {what}. It gives shape {shape} for two people.")
-
-
-def coders(
-    kind: EncoderKind,
-    n_features: int,
-    n_latent: int,
-    *,
-    hidden: int = 64,
-    mask: Tensor | None = None,
-    decoder: nn.Module | None = None,
-) -> tuple[nn.Module, nn.Module]:
-    """Return E and D: for a table, or with a mask for volumes; own modules are copied, not trained in place.
-
-    Parameters
-    ----------
-    kind
-        ``"auto"``: ``"mlp"`` for tables and ``"resnet"`` for volumes; ``"linear"``; or a module.
-    n_features, n_latent, hidden
-        Widths.
-    mask
-        Brain voxels of the box, for volumes.
-    decoder
-        A module in place of ours.
-    """
-    if kind == "components":
-        components = Components(n_features)
-        encoder = nn.Sequential(components, nn.Linear(components.basis.shape[1], n_latent))
-        back_own = copy.deepcopy(decoder)
-        if back_own is not None and mask is not None:
-            back_own = VolumeDecoder(mask, back_own)
-        return encoder, back_own or ComponentsDecoder(components, n_latent)
-    if mask is None:
-        own = copy.deepcopy(kind) if isinstance(kind, nn.Module) else None
-        forward = own or coder(kind, n_features, n_latent, hidden=hidden)
-        back = "mlp" if own else kind
-        return forward, copy.deepcopy(decoder) or coder(back, n_latent, n_features, hidden=hidden)
-    if isinstance(kind, nn.Module):
-        body = copy.deepcopy(kind)
-    elif kind in ("auto", "resnet"):
-        body = ResNet3d(n_latent, hidden=hidden)
-    else:
-        # Fully connected networks see the row of voxels itself.
-        flat = coder(kind, n_features, n_latent, hidden=hidden)
-        return flat, VolumeDecoder(mask, copy.deepcopy(decoder) or voxel_decoder(n_latent, n_features))
-    back_body = copy.deepcopy(decoder) or voxel_decoder(n_latent, n_features, hidden=hidden)
-    return VolumeEncoder(mask, body), VolumeDecoder(mask, back_body)
-
-
-def adversary_network(n_in: int, n_out: int, *, hidden: int = 64, normalise: bool = True) -> nn.Sequential:
-    """Return a three-layer network that reads the site: the paper's adversary, with batch normalisation."""
-
-    def block(a: int, b: int) -> list[nn.Module]:
-        middle: list[nn.Module] = [nn.BatchNorm1d(b)] if normalise else []
-        return [nn.Linear(a, b), *middle, nn.ReLU()]
-
-    return nn.Sequential(*block(n_in, hidden), *block(hidden, hidden), nn.Linear(hidden, n_out))
+        raise InputError(f"Your {name} must give {n_out} {what}. It gives shape {shape} for two rows.")

@@ -1,7 +1,7 @@
 """Networks for volumes: the paper's 3-D ResNet, and a decoder back to the volume, which its code lacks.
 
-An estimator speaks of a volume as a row of the brain's voxels, as the cache holds it; a network for volumes
-sees the box (people, 1, x, y, z). :class:`VolumeEncoder` and :class:`VolumeDecoder` stand between the two.
+Estimators hold a volume as the row of its brain voxels; a network for volumes takes boxes (rows, 1, x, y, z).
+:class:`VolumeEncoder` and :class:`VolumeDecoder` convert between the two.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class WholeBatch:
 
 
 class BatchNorm1d(WholeBatch, nn.BatchNorm1d):
-    """Over people."""
+    """Over rows."""
 
 
 class BatchNorm3d(WholeBatch, nn.BatchNorm3d):
-    """Over people and places."""
+    """Over rows and places."""
 
 
 class Dropout(nn.Dropout):
-    """Dropout drawn for the whole batch, so that several processes leave out what one would."""
+    """Dropout drawn for the whole batch, so that several processes leave out what a single one would."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some numbers 0 and the others larger, in training."""
+        """In training, set a share of the numbers to 0 and scale the others up."""
         if not self.training:
             return x
         rows = distributed.batch_rows(len(x))
@@ -66,7 +66,7 @@ class Dropout(nn.Dropout):
 
 
 class ResidualBlock(nn.Module):
-    """BatchNorm–Swish–Conv twice, before the sum, as in the paper's appendix."""
+    """BatchNorm–Swish–Conv twice, before the sum."""
 
     def __init__(self, n_in: int, n_out: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -87,17 +87,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet3d(nn.Sequential):
-    """The paper's 3-D ResNet: stages of 16, 16, 32 and 64 channels, then its fully connected block.
-
-    Parameters
-    ----------
-    n_out
-        Numbers that come out.
-    hidden
-        Width of the fully connected block.
-    dropout
-        Its share of numbers left out in training.
-    """
+    """The paper's 3-D ResNet, (rows, 1, x, y, z) to (rows, n_out), with its fully connected block."""
 
     def __init__(self, n_out: int, *, hidden: int = 64, dropout: float = 0.2) -> None:
         widths = (STAGES[0], *STAGES)
@@ -124,9 +114,9 @@ class ResNet3d(nn.Sequential):
 def voxel_decoder(n_in: int, n_voxels: int, *, hidden: int = 64) -> nn.Sequential:
     """Return a decoder that mixes ``hidden`` learned maps at full resolution.
 
-    It gives the deviation from the mean brain in each voxel's own scale: folds and borders come with the
-    mean, and the network learns what differs between people. Convolutions upwards were four times slower and
-    rebuilt held-out brains worse (docs/experiments.md).
+    It gives the standardised deviation from the mean brain: folds and borders come with the mean, and the
+    network learns how participants differ. Transposed convolutions were four times slower and reconstructed
+    held-out brains worse (docs/experiments.md).
     """
     return nn.Sequential(nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, n_voxels))
 
@@ -143,15 +133,7 @@ class SingleModule(nn.Module):
 
 
 class VolumeEncoder(SingleModule):
-    """Put rows of voxels into the box and encode it; the result has the rows' precision.
-
-    Parameters
-    ----------
-    mask
-        Brain voxels of the box, boolean (x, y, z).
-    body
-        From (people, 1, x, y, z) to (people, n).
-    """
+    """Put the voxels of a mask (x, y, z) into its box and encode it, by ``body``, in the rows' precision."""
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:
         super().__init__()
@@ -161,7 +143,7 @@ class VolumeEncoder(SingleModule):
         self.body = body
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (people, n) for (people, voxels)."""
+        """Return (rows, n) for (rows, voxels)."""
         box = rows.new_zeros(len(rows), self.shape[0] * self.shape[1] * self.shape[2], dtype=torch.float32)
         box[:, self.voxels] = rows.float()
         volume = box.view(len(rows), 1, *self.shape).contiguous(memory_format=torch.channels_last_3d)
@@ -170,14 +152,9 @@ class VolumeEncoder(SingleModule):
 
 
 class VolumeDecoder(SingleModule):
-    """Decode latents to rows of voxels; the result has the latents' precision.
+    """Decode latents to rows of voxels, in the latents' precision.
 
-    Parameters
-    ----------
-    mask
-        Brain voxels of the box.
-    body
-        From (people, n) to (people, voxels), or to a box (people, 1, x, y, z) of which the brain is taken.
+    ``body`` gives (rows, voxels), or boxes (rows, 1, x, y, z), of which the voxels of the mask are taken.
     """
 
     def __init__(self, mask: Tensor, body: nn.Module) -> None:
@@ -187,7 +164,7 @@ class VolumeDecoder(SingleModule):
         self.body = body
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return (people, voxels) for (people, n)."""
+        """Return (rows, voxels) for (rows, n)."""
         out: Tensor = self.body(latent.float())
         rows = out if out.ndim == 2 else out.flatten(1)[:, self.voxels]
         return rows.to(latent.dtype)
