@@ -24,9 +24,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "apply",
         help="apply a saved model to new participants",
-        description="Harmonize new images or rows of a table with a model of `equipool harmonize`; images "
-        "also give codes, and predictions where the model was fitted with a target. Covariates are taken "
-        "from the columns of the fit, and estimated from the data where there are none.",
+        description="Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates "
+        "are taken from the columns of the fit; for tables they are estimated from the data where there are "
+        "none.",
     )
     option = command.add_argument
     option("model", metavar="MODEL", type=Path, help="a saved model, or the folder that `harmonize` wrote")
@@ -35,7 +35,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     option(
         "--site",
         metavar="COLUMN",
-        help="the site (default: guessed); with none, images give codes and predictions alone",
+        help="the site (default: guessed); with none, tables have it estimated, and images give --codes alone",
+    )
+    option(
+        "--codes",
+        action="store_true",
+        help="images: also codes, and predictions of a target, by a model of `harmonize --codes`",
     )
     option("--id", metavar="COLUMN", help="one value for each row (default: guessed)")
     option(
@@ -68,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
+    pooler = _pooler(arguments, model) if arguments.codes else None
     frame, images = read_participants(
         arguments, guess=("site", "id"), site_needed=False, fitted_site=_fitted_site(folder)
     )
@@ -77,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         "site": arguments.site,
         "id": arguments.id,
         "unseen_site": arguments.unseen_site,
+        "codes": arguments.codes,
         "model_json": file_sha256(folder / "model.json"),
         "content": content_hash(frame),
     }
@@ -89,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
-        return _apply_to_images(arguments, model, frame.reset_index(drop=True), images, facts)
+        return _apply_to_images(arguments, model, pooler, frame.reset_index(drop=True), images, facts)
     if not isinstance(model, SiteHarmonizer):
         raise InputError(
             f"{arguments.model} holds a {type(model).__name__}, which `apply` does not apply to tables; "
@@ -125,56 +132,79 @@ def _apply_to_table(
     return 0
 
 
-def _why_none(arguments: argparse.Namespace, model: Any) -> str:
-    if arguments.site:
-        return f"a {type(model).__name__} gives codes alone (in Python, reconstruct() gives volumes)"
-    return "name the sites with --site"
+def _pooler(arguments: argparse.Namespace, model: Any) -> Any:
+    """Return the model of the codes."""
+    from equipool.estimators import load
+
+    if hasattr(model, "network_"):
+        return model
+    folder = arguments.model / "pooler"
+    if not folder.is_dir():
+        raise InputError(
+            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave --codes "
+            "out."
+        )
+    return load(folder)
 
 
 def _apply_to_images(
-    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, images: str, facts: dict[str, Any]
+    arguments: argparse.Namespace,
+    model: Any,
+    pooler: Any,
+    frame: pd.DataFrame,
+    images: str,
+    facts: dict[str, Any],
 ) -> int:
     from equipool.cli import derivative
     from equipool.data.bids import write_description
     from equipool.data.tables import image_paths
+    from equipool.estimators import ImageHarmonizer
     from equipool.estimators.training_data import volumes_for
 
     out: Path = arguments.out
     places = derivative.places_of(frame, images, arguments.id or arguments.subject)
     volumes = volumes_for(image_paths(frame, images), model.mask_, model.affine_mm_)
-    covariates = _known_covariates(frame, [covariate.name for covariate in model.covariates_])
-    if arguments.unseen_site != "error":
+    harmonizes = isinstance(model, ImageHarmonizer) and bool(arguments.site)
+    if not harmonizes and pooler is None:
         raise InputError(
-            f"--unseen-site {arguments.unseen_site} is for tables: a scanner must have been there at fit; "
-            "fit again with its images, or leave --site out (--site none) for codes alone."
+            "Images are harmonized given their site; name its column with --site, or ask for --codes, which "
+            "need none."
         )
-    wanted = bool(arguments.site) and model.front_ is not None
-    if wanted:
-        _try(model, volumes, frame[arguments.site], covariates)
+    site: Any = frame[arguments.site] if arguments.site else None
+    covariates = _covariates(frame, model) if harmonizes else None
+    if harmonizes:
+        model.set_params(unseen_site=arguments.unseen_site)
+        _try(model, volumes, site, covariates)
     if arguments.dry_run:
-        size = 4 * len(volumes) * model.mask_.size / 2**20 if wanted else 0
+        size = 4 * len(volumes) * model.mask_.size / 2**20 if harmonizes else 0
         return _say_dry(
             arguments, f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
         )
+    made: dict[str, Any] = {"harmonized": out / "sub-…" / "anat"} if harmonizes else {}
     with whole_or_nothing(out, "apply", facts, derivative.FILES) as new:
         write_description(new, "Harmonized brains", "apply")
-        if wanted:
-            derivative.write_volumes(new, places, volumes, model, frame[arguments.site], covariates)
-        derivative.write_codes(new, places, volumes, model)
-        if model.task_ is not None:
-            derivative.write_predictions(new, places, volumes, model)
+        if harmonizes:
+            derivative.write_volumes(new, places, volumes, model, site, covariates)
+        if pooler is not None:
+            made["codes"] = out / "codes.tsv"
+            derivative.write_codes(new, places, volumes, pooler)
+        if pooler is not None and pooler.task_ is not None:
+            made["predictions"] = out / "predictions.tsv"
+            derivative.write_predictions(new, places, volumes, pooler)
         used = [arguments.site, *(covariates.columns if covariates is not None else ())]
         derivative.write_participants(new, places, frame, used)
         write_json(new / "summary.json", {**facts, "people": len(volumes)})
-    made = {"codes": out / "codes.tsv"}
-    if model.task_ is not None:
-        made["predictions"] = out / "predictions.tsv"
-    if wanted:
-        made["harmonized"] = out / "sub-…" / "anat"
-    else:
-        say(f"equipool: no images were harmonized; {_why_none(arguments, model)}.")
     announce(arguments.json, made, people=len(volumes))
     return 0
+
+
+def _covariates(frame: pd.DataFrame, model: Any) -> pd.DataFrame | None:
+    """Return the covariates of an image harmonizer, which cannot do without them."""
+    from equipool.checks import require_columns
+
+    names = [covariate.name for covariate in model.covariates_]
+    require_columns(frame, names)
+    return frame[names] if names else None
 
 
 def _fitted_site(model: Path) -> str | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from equipool.checks import Inputs
     from equipool.data import PooledDataset, Volumes
+    from equipool.estimators import EquivariantPooler
 
 # Of the time a run takes (seconds on one core of 2020): torch's import; a step of training; the rest of a run
 # on images, beside reading them once.
@@ -36,8 +37,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "harmonize",
         help="remove site effects from a table or images; keep a model",
-        description="Fit on all rows, and write harmonized images as a BIDS derivative with codes that are "
-        "invariant to the site, or the harmonized table; `equipool apply` applies the model to new rows.",
+        description="Fit on all rows, and write harmonized images as a BIDS derivative, or the harmonized "
+        "table; `equipool apply` applies the model to new rows.",
     )
     option = command.add_argument
     option("table", metavar="SOURCE", type=Path, help="a folder of images, or a .csv, .tsv or .parquet table")
@@ -50,18 +51,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="COLUMN",
         help="images: also t-maps of this column, covariates adjusted, before and after",
     )
+    option("--codes", action="store_true", help="images: also train the codes of EquivariantPooler")
     option(
         "--encoder",
         choices=("components", "linear", "resnet"),
         default="components",
-        help="images: what learns the codes; resnet, the paper's, takes hours without a GPU "
-        "(default: components)",
+        help="of --codes; resnet, the paper's, takes hours without a GPU (default: components)",
     )
-    option("--steps", type=int, default=1500, help="images: of training (default: 1500)")
+    option("--steps", type=int, default=1500, help="of training for --codes (default: 1500)")
     options.add_common(command, "seed")
     option("--jobs", type=int, default=1, metavar="N", help="images read at a time (default: 1)")
     option("--no-report", action="store_true", help="leave out the report, which takes a while")
-    option("--fresh", action="store_true", help="images: train anew, whatever a killed run has done")
+    option("--fresh", action="store_true", help="of --codes: train anew, whatever a killed run has done")
     options.add_common(command, "dry-run", "json")
     command.set_defaults(
         command=run,
@@ -143,7 +144,7 @@ def _harmonize_images(
     from equipool.data import PooledDataset, Volumes
     from equipool.data.bids import write_description
     from equipool.data.tables import image_paths
-    from equipool.estimators import EquivariantPooler
+    from equipool.estimators import ImageHarmonizer
 
     frame = frame.reset_index(drop=True)
     paths = image_paths(frame, images)
@@ -156,7 +157,45 @@ def _harmonize_images(
         return _dry_run_images(arguments, pool)
     _say_outliers(inputs)
     volumes = Volumes.build(paths, mask=arguments.mask, jobs=arguments.jobs, progress=True)
-    covariates = _columns(frame, arguments.covariates)
+    given = {"site": frame[arguments.site], "covariates": _columns(frame, arguments.covariates)}
+    harmonizer = ImageHarmonizer(random_state=arguments.seed).fit(volumes, pool.y, **given)
+    pooler = _fitted_pooler(arguments, volumes, pool, facts, given) if arguments.codes else None
+    out: Path = arguments.out
+    with whole_or_nothing(out, "harmonize", facts, derivative.FILES) as new:
+        write_description(new, "Harmonized brains", "harmonize")
+        harmonizer.save(new / "model")
+        derivative.write_volumes(new, places, volumes, harmonizer, **given)
+        if pooler is not None:
+            pooler.save(new / "pooler")
+            derivative.write_codes(new, places, volumes, pooler)
+        used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
+        derivative.write_participants(new, places, frame, used)
+        maps = write_statmaps(arguments, new, frame, volumes, places) if arguments.statmap else ({}, None)
+        grid = {"grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
+        write_json(new / "summary.json", {**facts, **_counts(pool), **grid, **maps[0]})
+    if pooler is not None:
+        shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
+    codes = {"codes": out / "codes.tsv", "model of the codes": out / "pooler"} if arguments.codes else {}
+    made = {"harmonized": out / "sub-…" / "anat", "model": out / "model", **codes}
+    made |= {"t-maps": out / "statmaps"} if arguments.statmap else {}
+    if not arguments.no_report:
+        subject = places["participant_id"].to_numpy()
+        fitted = harmonizer, pooler
+        made["report"] = report_on_images(arguments, inputs, pool, volumes, fitted, subject, maps[1])
+    announce(arguments.json, made, **_counts(pool))
+    return 0
+
+
+def _fitted_pooler(
+    arguments: argparse.Namespace,
+    volumes: Volumes,
+    pool: PooledDataset,
+    facts: dict[str, Any],
+    given: dict[str, Any],
+) -> EquivariantPooler:
+    """Train the codes; a run that was killed goes on."""
+    from equipool.estimators import EquivariantPooler
+
     pooler = EquivariantPooler(
         encoder=arguments.encoder,
         steps=arguments.steps,
@@ -165,27 +204,8 @@ def _harmonize_images(
         checkpoint=_training_folder(volumes, facts, fresh=arguments.fresh),
         verbose=True,
     )
-    pooler.fit(volumes, pool.y, site=frame[arguments.site], covariates=covariates)
-    out: Path = arguments.out
-    with whole_or_nothing(out, "harmonize", facts, derivative.FILES) as new:
-        write_description(new, "Harmonized brains", "harmonize")
-        pooler.save(new / "model")
-        derivative.write_volumes(new, places, volumes, pooler, frame[arguments.site], covariates)
-        derivative.write_codes(new, places, volumes, pooler)
-        used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
-        derivative.write_participants(new, places, frame, used)
-        maps = write_statmaps(arguments, new, frame, volumes, places) if arguments.statmap else ({}, None)
-        grid = {"grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
-        write_json(new / "summary.json", {**facts, **_counts(pool), **grid, **maps[0]})
-    shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
-    made = {"harmonized": out / "sub-…" / "anat", "codes": out / "codes.tsv", "model": out / "model"}
-    if arguments.statmap:
-        made["t-maps"] = out / "statmaps"
-    if not arguments.no_report:
-        subject = places["participant_id"].to_numpy()
-        made["report"] = report_on_images(arguments, inputs, pool, volumes, pooler, subject, maps[1])
-    announce(arguments.json, made, **_counts(pool))
-    return 0
+    pooler.fit(volumes, pool.y, **given)
+    return pooler
 
 
 def _say_outliers(inputs: Inputs) -> None:
@@ -218,10 +238,11 @@ def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
     reading = time.perf_counter() - start
     size = 4 * len(pool) * grid.present.size / 2**20
     what = f"images of {grid}; writes at most {size:.0f} MiB, and reads through a cache"
-    if arguments.encoder != "components":
+    if arguments.codes and arguments.encoder != "components":
         return _say_pool(arguments, pool, what, None)
     # As 203 brains of 4 mm took; steps cost the same for all, the rest goes with reading.
-    return _say_pool(arguments, pool, what, SECONDS_PER_STEP * arguments.steps + TIMES_READING * reading)
+    training = SECONDS_PER_STEP * arguments.steps if arguments.codes else 0.0
+    return _say_pool(arguments, pool, what, training + TIMES_READING * reading)
 
 
 def _say_pool(arguments: argparse.Namespace, pool: PooledDataset, what: str, seconds: float | None) -> int:

@@ -221,11 +221,14 @@ def report_on_images(
     inputs: Inputs,
     pool: PooledDataset,
     volumes: Volumes,
-    pooler: Any,
+    fitted: tuple[Any, Any],
     subject: NDArray[Any],
     statmap: dict[str, Any] | None,
 ) -> Path:
-    """Write the account and the report of harmonized images, and return the page."""
+    """Write the account and the report of harmonized images, and return the page.
+
+    ``fitted`` are the harmonizer and, where codes were trained, the pooler.
+    """
     import numpy as np
 
     from equipool.checks import preflight
@@ -239,7 +242,7 @@ def report_on_images(
     before = blocks.measured()
     account = account_of(
         pool,
-        blocks.harmonized(pooler.volume_sites_, pool),
+        blocks.harmonized(fitted[0], pool),
         refit_images(pool, blocks),
         preflight(with_intensity(inputs, brightness)),
         before=before,
@@ -249,7 +252,7 @@ def report_on_images(
             f"Images were summarised as {before.shape[1]} means over blocks of the brain of {blocks.size}."
         ],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
-        tau=tau_of(pooler, volumes, pool),
+        tau=None if fitted[1] is None else tau_of(fitted[1], volumes, pool),
         subject=subject,
         statmap=statmap,
         seed=arguments.seed,
@@ -277,7 +280,7 @@ def _made(
         hashes[f"{len(images)} images (of their list of hashes and names)"] = hashlib.sha256(
             lines.encode()
         ).hexdigest()
-    kept = [*roles(arguments), "site", "seed", *(("encoder", "steps", "statmap") if images else ())]
+    kept = [*roles(arguments), "site", "seed", *(("codes", "encoder", "steps", "statmap") if images else ())]
     settings = {name: getattr(arguments, name) for name in kept}
     versions = {name: version(name) for name in PACKAGES}
     return {

@@ -1,23 +1,23 @@
-"""ImageHarmonizer on the closed form of volumes as it is."""
+"""ImageHarmonizer: volumes without what their scanners did."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from equipool.checks import Inputs
+from equipool.checks import Inputs, check_for_fit
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
-from equipool.checks.inputs import parse_covariates, parse_labels
+from equipool.checks.inputs import parse_covariates
 from equipool.data import Covariate
 from equipool.data.volumes import Volumes
-from equipool.estimators.arguments import target_columns
+from equipool.estimators.arguments import chosen_rows, given_sites, learned_from, target_columns
 from equipool.estimators.training_data import as_volumes, check_grid
 from equipool.exceptions import InputError
 from equipool.sites.effect import array
@@ -27,54 +27,83 @@ from equipool.sites.volume_model import VolumeSites, fit_volume_sites
 __all__ = ["ImageHarmonizer"]
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
 
-
-@dataclass(frozen=True, eq=False)
-class _Sites(VolumeSites):
-    template: FloatArray = array("features")
-    unit: FloatArray = array()
-    coefficients: FloatArray = array("powers", "features")
-    square_means: FloatArray = array("covariates")
-    centre: FloatArray = array("features")
-    shift: FloatArray = array("sites", "features")
-    noise: FloatArray = array("sites")
-    kept: FloatArray = array("sites", "features")
-    spread: FloatArray = array("sites", "features", positive=True)
-    directions: FloatArray = array("directions", "features")
-    mixing: FloatArray = array("sites", "directions", "directions")
-    ends: FloatArray = array("2")
-    curves: FloatArray = array("sites", "curves")
-    fields: FloatArray = array("sites", "features")
-    seen_centre: FloatArray = array("features")
-    seen_shift: FloatArray = array("sites", "features")
-    seen_spread: FloatArray = array("sites", "features", positive=True)
-    axes: FloatArray = array("sites", "features")
-    places: FloatArray = array("sites", "sites")
-    precision: FloatArray = array("sites", "sites")
+BLOCK = 16  # volumes in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Learned:
+class Learned:
+    """What a fitted harmonizer has learned, for persistence."""
+
     n_features_in_: int = field(metadata={"least": 1, "counts": "features"})
     sites_: NDArray[np.str_] = array("sites")
     covariates_: tuple[Covariate, ...]
     mask_: NDArray[np.bool_] = array("x", "y", "z")
     affine_mm_: FloatArray = array("4", "4")
-    model_: _Sites
+    model_: VolumeSites
 
 
 class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Remove what the site did to volumes."""
+    """Remove site effects from brain volumes: the same grid and header, without the scanner.
 
-    _learned = _Learned
+    The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Gain, intensities, shift,
+    noise, scale and covariance of each scanner are estimated beside a trend in the covariates that all scanners
+    share, in a few passes over volumes that are read block by block. No network is trained.
 
-    def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> ImageHarmonizer:
-        """Learn what the sites do."""
-        volumes = as_volumes(X)
-        assert volumes is not None
+    Parameters
+    ----------
+    unseen_site
+        What ``transform`` does with a site that was not there at fit: ``"error"``, or ``"pooled"``: leave its
+        volumes as they are.
+    random_state
+        For the common interface; the fit draws nothing.
+
+    Attributes
+    ----------
+    sites_, covariates_
+        What was seen at fit.
+    mask_, affine_mm_
+        The grid.
+    model_
+        What was learned, a :class:`~equipool.sites.volume_model.VolumeSites`.
+    """
+
+    _learned: ClassVar[type] = Learned
+
+    def __init__(
+        self, *, unseen_site: Literal["error", "pooled"] = "error", random_state: int | None = None
+    ) -> None:
+        self.unseen_site = unseen_site
+        self.random_state = random_state
+
+    def fit(
+        self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
+    ) -> ImageHarmonizer:
+        """Estimate the site effects.
+
+        Parameters
+        ----------
+        X
+            :class:`equipool.data.Volumes`, paths of NIfTI files, or a :class:`PooledDataset` of images.
+        y
+            A target to allow for where sites differ in it; never needed by ``transform``.
+        site, covariates
+            The site of each volume, and what is to be kept.
+        fit_on
+            A mask of the volumes to estimate from, such as the controls; all can be transformed.
+        """
+        self.check_settings()
+        volumes = _volumes(X)
+        rows = learned_from(fit_on, len(volumes))
+        volumes = volumes if rows.all() else volumes[rows]
         inputs = Inputs.from_arrays(
-            None, site=np.zeros(len(volumes)) if site is None else site, covariates=covariates, y=y
+            None,
+            site=np.zeros(len(volumes), dtype=int) if site is None else chosen_rows(site, rows, "site"),
+            covariates=None if covariates is None else chosen_rows(covariates, rows, "covariates"),
+            y=None if y is None else chosen_rows(y, rows, "y"),
         )
+        check_for_fit(inputs, site_given=site is not None)
         self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
         self.n_features_in_ = volumes.shape[1]
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
@@ -84,49 +113,80 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         )
         warn_of_small_sites(self.sites_, np.bincount(index))
         c = self._scaled(inputs.covariates)
-        model = fit_volume_sites(volumes, c, index, target_columns(inputs))
-        self.model_ = _Sites(**vars(model))
+        self.model_ = fit_volume_sites(volumes, c, index, target_columns(inputs))
         return self
 
-    def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Volumes:
-        """Return harmonized volumes."""
+    def transform(self, X: Any, *, site: Any, covariates: Any = None) -> Volumes:
+        """Return volumes without the site effects, their covariates' trend kept."""
         check_is_fitted(self, "model_")
-        volumes = as_volumes(X, self.mask_, self.affine_mm_)
-        assert volumes is not None
+        volumes = _volumes(X, self.mask_, self.affine_mm_)
         check_grid(volumes, self.mask_, self.affine_mm_)
-        index = self._index(site, len(volumes))
-        c = np.zeros((len(volumes), len(self.covariates_)))
-        if covariates is not None:
-            names, levels = [x.name for x in self.covariates_], [x.levels for x in self.covariates_]
-            c = self._scaled(parse_covariates(covariates, names, levels))
-        box, clean, start = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32), 0
-        for rows in volumes.blocks(16):
-            part = slice(start, start + len(rows))
-            clean[part] = self.model_.remove(rows, c[part], index[part], box)
-            start += len(rows)
+        index, c = self._index(site, len(volumes)), self._covariates(covariates, len(volumes))
+        box, clean = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32)
+        for start in range(0, len(volumes), BLOCK):
+            part = slice(start, start + BLOCK)
+            values, seen = volumes.read(part), index[part] >= 0
+            clean[part] = values
+            if seen.any():
+                clean[part][seen] = self.model_.remove(values[seen], c[part][seen], index[part][seen], box)
         return volumes.with_values(clean)
 
+    def fit_transform(
+        self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
+    ) -> Volumes:
+        """Fit, and transform the same volumes."""
+        self.fit(X, y, site=site, covariates=covariates, fit_on=fit_on)
+        return self.transform(X, site=site, covariates=covariates)
+
     def save(self, folder: str | Path) -> Path:
-        """Write the fitted harmonizer."""
+        """Write the fitted harmonizer as safetensors and JSON; :func:`equipool.load` reads it."""
         from equipool.estimators.persistence import save
 
         return save(self, folder)
 
+    def check_settings(self) -> None:
+        """Refuse settings that mean nothing."""
+        if self.unseen_site not in ("error", "pooled"):
+            raise InputError(f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}.")
+
+    def _covariates(self, covariates: Any, rows: int) -> FloatArray:
+        if not self.covariates_:
+            return np.empty((rows, 0))
+        names = [covariate.name for covariate in self.covariates_]
+        if covariates is None:
+            raise InputError(
+                f"This harmonizer keeps {listed(names)}; give covariates to transform, as to fit."
+            )
+        values = parse_covariates(covariates, names, [covariate.levels for covariate in self.covariates_])
+        if len(values) != rows:
+            raise InputError(
+                f"covariates must have one row for each of the {rows} volumes. Got {len(values)}."
+            )
+        return self._scaled(values)
+
     def _scaled(self, values: FloatArray) -> FloatArray:
-        columns = [one.scaled(values[:, k]) for k, one in enumerate(self.covariates_)]
+        columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
         return np.column_stack(columns) if columns else np.empty((len(values), 0))
 
-    def _index(self, site: Any, rows: int) -> NDArray[np.intp]:
-        labels = parse_labels(site)
-        if labels.shape != (rows,):
-            raise InputError(
-                f"site must have one value for each of the {rows} rows. Got shape {labels.shape}."
-            )
+    def _index(self, site: Any, rows: int) -> IntArray:
+        """Return site indices; −1 for a site that was not seen at fit, if that is allowed."""
+        self.check_settings()
+        labels = given_sites(site, rows).astype(str)
         place = {str(name): k for k, name in enumerate(self.sites_)}
-        unseen = sorted(set(map(str, labels)) - set(place))
-        if unseen:
+        unseen = sorted(set(labels) - set(place))
+        if unseen and self.unseen_site == "error":
             raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; known are {listed(self.sites_, shown=8)}. "
-                "Fit again with people of that site."
+                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit again "
+                'with volumes of that site, or leave them as they are: unseen_site="pooled" (--unseen-site '
+                "pooled)."
             )
-        return np.array([place[label] for label in labels], dtype=np.intp)
+        return np.array([place.get(label, -1) for label in labels], dtype=np.intp)
+
+
+def _volumes(X: Any, *grid: Any) -> Volumes:
+    volumes = as_volumes(X, *grid)
+    if volumes is None:
+        raise InputError(
+            "ImageHarmonizer takes Volumes or paths of NIfTI files; for a table use SiteHarmonizer."
+        )
+    return volumes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool.data import PooledDataset, Volumes
-from equipool.sites.scans import Box
-from equipool.sites.volume_model import VolumeSites, fit_volume_sites
+from equipool.estimators.image_harmonizer import ImageHarmonizer
 
 __all__ = ["Blocks"]
 
@@ -29,7 +30,6 @@ class Blocks:
 
     def __init__(self, volumes: Volumes) -> None:
         self.volumes = volumes
-        self.box = Box(volumes.mask)
 
     @property
     def size(self) -> str:
@@ -50,32 +50,23 @@ class Blocks:
         """Return block means of the volumes as they are."""
         return np.vstack([block_means(rows, self.volumes.mask) for rows in self.volumes.blocks(AT_ONCE)])
 
-    def fitted(self, pool: PooledDataset, train: IntArray) -> VolumeSites:
-        """Fit the closed form on some people, told covariates and target as the pooler is."""
-        return fit_volume_sites(
-            self.volumes[train], pool.scaled[train], pool.site[train], _target_columns(pool, train)
+    def fitted(self, pool: PooledDataset, train: IntArray) -> ImageHarmonizer:
+        """Fit a harmonizer on some rows."""
+        y = None if pool.y is None else pool.y[train]
+        c = pool.C[train] if pool.covariates else None
+        return ImageHarmonizer(unseen_site="pooled").fit(
+            self.volumes[train], y, site=pool.site_labels[train], covariates=c
         )
 
-    def harmonized(self, model: VolumeSites, pool: PooledDataset) -> FloatArray:
-        """Return block means of everybody's volumes, harmonized by a fitted closed form."""
-        means, start = [], 0
-        for rows in self.volumes.blocks(AT_ONCE):
-            part = slice(start, start + len(rows))
-            clean = model.remove(rows, pool.scaled[part], pool.site[part], self.box)
-            means.append(block_means(clean, self.volumes.mask))
-            start += len(rows)
+    def harmonized(self, model: Any, pool: PooledDataset) -> FloatArray:
+        """Return block means of all volumes, harmonized by a fitted harmonizer."""
+        means = []
+        for start in range(0, len(self.volumes), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            c = pool.C[part] if pool.covariates else None
+            clean = model.transform(self.volumes[part], site=pool.site_labels[part], covariates=c)
+            means.append(block_means(clean.read(), self.volumes.mask))
         return np.vstack(means)
-
-
-def _target_columns(pool: PooledDataset, rows: IntArray) -> FloatArray:
-    """Return the target as regressors, (people, E): classes but the first as 0/1, or the number."""
-    if pool.y is None:
-        return np.empty((len(rows), 0))
-    if pool.task == "number":
-        return np.asarray(pool.y[rows], dtype=np.float64)[:, None]
-    labels = pool.y[rows].astype(str)
-    classes = np.unique(labels)[1:]
-    return (labels[:, None] == classes).astype(np.float64)
 
 
 def block_means(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> FloatArray:

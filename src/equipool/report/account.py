@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -210,20 +210,13 @@ def refit_table(
 
 
 def refit_images(pool: PooledDataset, blocks: Any) -> Harmonize:
-    """Return what fits the closed form of images on some rows and harmonizes the block means of all."""
+    """Return what fits the harmonizer of images on some rows and harmonizes the block means of all."""
 
     def harmonize(train: IntArray) -> FloatArray:
-        numbered = with_sites_of(pool, train)
-        means: FloatArray = blocks.harmonized(blocks.fitted(numbered, train), numbered)
+        means: FloatArray = blocks.harmonized(blocks.fitted(pool, train), pool)
         return means
 
     return harmonize
-
-
-def with_sites_of(pool: PooledDataset, train: IntArray) -> PooledDataset:
-    """Return the pool with sites numbered among those in training; no row of any other is judged."""
-    seen = np.unique(pool.site[train])
-    return replace(pool, site=np.searchsorted(seen, pool.site).clip(max=len(seen) - 1))
 
 
 def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.data.volumes import Volumes
+from equipool.sites.effect import array
 from equipool.sites.intensity import Intensities, fit_intensities
 from equipool.sites.scanner_patterns import largest, mixtures, products
 from equipool.sites.scans import (
@@ -78,26 +79,26 @@ class VolumeSites:
         lie along them on average, and the inverse of their covariance within sites.
     """
 
-    template: FloatArray
-    unit: FloatArray
-    coefficients: FloatArray
-    square_means: FloatArray
-    centre: FloatArray
-    shift: FloatArray
-    noise: FloatArray
-    kept: FloatArray
-    spread: FloatArray
-    directions: FloatArray
-    mixing: FloatArray
-    ends: FloatArray
-    curves: FloatArray
-    fields: FloatArray
-    seen_centre: FloatArray
-    seen_shift: FloatArray
-    seen_spread: FloatArray
-    axes: FloatArray
-    places: FloatArray
-    precision: FloatArray
+    template: FloatArray = array("features")
+    unit: FloatArray = array()
+    coefficients: FloatArray = array("powers", "features")
+    square_means: FloatArray = array("covariates")
+    centre: FloatArray = array("features")
+    shift: FloatArray = array("sites", "features")
+    noise: FloatArray = array("sites")
+    kept: FloatArray = array("sites", "features")
+    spread: FloatArray = array("sites", "features", positive=True)
+    directions: FloatArray = array("directions", "features")
+    mixing: FloatArray = array("sites", "directions", "directions")
+    ends: FloatArray = array("2")
+    curves: FloatArray = array("sites", "curves")
+    fields: FloatArray = array("sites", "features")
+    seen_centre: FloatArray = array("features")
+    seen_shift: FloatArray = array("sites", "features")
+    seen_spread: FloatArray = array("sites", "features", positive=True)
+    axes: FloatArray = array("sites", "features")
+    places: FloatArray = array("sites", "sites")
+    precision: FloatArray = array("sites", "sites")
 
     def remove(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
         """Return volumes without their site, the covariates' trend kept, in units of the pool."""
