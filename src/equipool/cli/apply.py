@@ -24,8 +24,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "apply",
         help="apply a saved model to new participants",
-        description="Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates "
-        "are taken from the columns of the fit; for tables they are estimated from the data where there are "
+        description="Harmonize new images or rows of a table with a model of `equipool harmonize`. "
+        "Covariates are taken from the columns of the fit; for tables they are estimated where there are "
         "none.",
     )
     option = command.add_argument
@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     option(
         "--site",
         metavar="COLUMN",
-        help="the site (default: guessed); with none, tables have it estimated, and images give --codes alone",
+        help="the site (default: guessed); with none, it is estimated for tables, and images give --codes",
     )
     option(
         "--codes",
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
-    pooler = _pooler(arguments, model) if arguments.codes else None
+    pooler = _pooler(arguments, model)
     frame, images = read_participants(
         arguments, guess=("site", "id"), site_needed=False, fitted_site=_fitted_site(folder)
     )
@@ -133,15 +133,17 @@ def _apply_to_table(
 
 
 def _pooler(arguments: argparse.Namespace, model: Any) -> Any:
-    """Return the model of the codes."""
+    """Return the model of the codes, or ``None`` where none is asked for."""
     from equipool.estimators import load
 
     if hasattr(model, "network_"):
         return model
+    if not arguments.codes:
+        return None
     folder = arguments.model / "pooler"
     if not folder.is_dir():
         raise InputError(
-            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave --codes "
+            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave it "
             "out."
         )
     return load(folder)

@@ -168,8 +168,7 @@ def _harmonize_images(
         if pooler is not None:
             pooler.save(new / "pooler")
             derivative.write_codes(new, places, volumes, pooler)
-        used = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
-        derivative.write_participants(new, places, frame, used)
+        derivative.write_participants(new, places, frame, [arguments.site, *_kept(arguments)])
         maps = write_statmaps(arguments, new, frame, volumes, places) if arguments.statmap else ({}, None)
         grid = {"grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
         write_json(new / "summary.json", {**facts, **_counts(pool), **grid, **maps[0]})
@@ -179,11 +178,15 @@ def _harmonize_images(
     made = {"harmonized": out / "sub-…" / "anat", "model": out / "model", **codes}
     made |= {"t-maps": out / "statmaps"} if arguments.statmap else {}
     if not arguments.no_report:
-        subject = places["participant_id"].to_numpy()
-        fitted = harmonizer, pooler
-        made["report"] = report_on_images(arguments, inputs, pool, volumes, fitted, subject, maps[1])
+        beside = (harmonizer, pooler), places["participant_id"].to_numpy(), maps[1]
+        made["report"] = report_on_images(arguments, inputs, pool, volumes, *beside)
     announce(arguments.json, made, **_counts(pool))
     return 0
+
+
+def _kept(arguments: argparse.Namespace) -> list[str | None]:
+    """Return the columns that are written beside the site."""
+    return [*arguments.covariates, arguments.target, arguments.statmap]
 
 
 def _fitted_pooler(

@@ -171,7 +171,7 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _index(self, site: Any, rows: int) -> IntArray:
         """Return site indices; −1 for a site that was not seen at fit, if that is allowed."""
         self.check_settings()
-        labels = given_sites(site, rows).astype(str)
+        labels = [str(label) for label in given_sites(site, rows)]
         place = {str(name): k for k, name in enumerate(self.sites_)}
         unseen = sorted(set(labels) - set(place))
         if unseen and self.unseen_site == "error":
