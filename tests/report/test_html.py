@@ -27,8 +27,8 @@ def _quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equipool.report.account._tau_of_table", lambda pool, subject, seed: None)
         patch.setattr("equipool.report.account.embedding", lambda x, seed: x[:, :2])
-        patch.setattr("equipool.judge.heldout.TREES", 3)
-        patch.setattr("equipool.judge.heldout.MANY", 0)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
+        patch.setattr("equipool.judge.heldout.MANY_PARTICIPANTS", 0)
         yield
 
 

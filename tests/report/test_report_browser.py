@@ -60,7 +60,7 @@ def made(tmp_path_factory):
     pool = PooledDataset.from_frame(frame, **roles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equipool.report.account.TAU_STEPS", 5)
-        patch.setattr("equipool.judge.heldout.TREES", 3)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
         account = account_of_two_tables(
             pool,
             ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C),

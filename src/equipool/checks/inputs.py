@@ -25,6 +25,7 @@ __all__ = [
     "parse_covariates",
     "parse_labels",
     "require_columns",
+    "target_columns",
 ]
 
 Task = Literal["class", "number"]
@@ -282,6 +283,16 @@ def parse_covariates(
             "drop the row."
         )
     return numbers
+
+
+def target_columns(target: NDArray[Any] | None, task: Task | None, rows: int) -> FloatArray:
+    """Return the target as columns of a regression, (rows, E): a number, or classes but the first as 0/1."""
+    if target is None:
+        return np.empty((rows, 0))
+    if task == "number":
+        return np.asarray(target, dtype=np.float64)[:, None]
+    labels = np.asarray(target).astype(str)
+    return (labels[:, None] == np.unique(labels)[1:]).astype(np.float64)
 
 
 def _is_time(column: Any) -> bool:

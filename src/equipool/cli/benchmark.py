@@ -126,11 +126,12 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
 
     if len(arguments.datasets) < 2:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
-    pools = {}
+    pools, subjects = {}, {}
     for table in arguments.datasets[1:]:
         own = _with_roles(arguments, table)
-        name, pool = read_pool(table, site=own.site, **roles(own))
-        pools[name if name not in pools else table] = pool
+        name, pool, subject = read_pool(table, site=own.site, subject=own.subject, **roles(own))
+        name = name if name not in pools else table
+        pools[name], subjects[name] = pool, subject
     groups = {"all": HARMONIZERS}
     methods = tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
     if arguments.dry_run:
@@ -141,6 +142,7 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         pools,
         arguments.out,
         methods=methods,
+        subjects=subjects,
         repeats=arguments.repeats,
         jobs=arguments.jobs,
         fresh=arguments.fresh,

@@ -15,7 +15,7 @@ from equipool.checks import PreflightReport
 from equipool.checks.findings import plural
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
-from equipool.judge.heldout import LEAST, HeldOut, held_out, persons, some_people
+from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
 from equipool.judge.scores import Columns, site_shares
 from equipool.report.views import (
     boxes,
@@ -151,7 +151,7 @@ def account_of_table(
     from equipool.estimators import SiteHarmonizer
 
     factory = make or (lambda: SiteHarmonizer(random_state=seed))
-    rows = some_people(pool, JUDGED, seed)
+    rows = sample_rows(pool, JUDGED, seed)
     part, before = pool[rows], _filled(pool.features)
     own = None if subject is None else subject[rows]
 
@@ -188,7 +188,7 @@ def account_of_two_tables(
     made: dict[str, Any] | None = None,
 ) -> Account:
     """Return the account of anybody's harmonized table, which cannot be fitted anew."""
-    rows = some_people(pool, JUDGED, seed)
+    rows = sample_rows(pool, JUDGED, seed)
     own = None if subject is None else subject[rows]
     found = held_out(pool[rows], pool.features[rows], lambda train: harmonized[rows], subject=own, seed=seed)
     how = (
@@ -217,16 +217,17 @@ def account_of_images(
     Everything is read from means over blocks of the brain. In the folds the closed form that harmonizes
     images is fitted anew; the pooler's networks, which τ comes from, are those fitted on all people.
     """
-    from equipool.judge.blocks import Blocks
+    from equipool.judge.blocks import ImageHarmonizer, block_names, block_size, means_of_volumes
 
-    blocks = Blocks(volumes)
-    before = blocks.measured()
-    after = blocks.harmonized(pooler.volume_sites_, pool)
+    before = means_of_volumes(volumes, pool)
+    after = means_of_volumes(volumes, pool, ImageHarmonizer(pooler.volume_sites_))
     large = before.shape[0] * volumes.shape[1] > 10**8
 
     def refitted(train: IntArray) -> FloatArray:
         told = _numbered(pool, train)
-        return blocks.harmonized(blocks.fitted(told, train), told)
+        y = None if told.y is None else told.y[train]
+        model = ImageHarmonizer().fit(volumes[train], y, site=told.site[train], covariates=told.scaled[train])
+        return means_of_volumes(volumes, told, model)
 
     found = held_out(
         pool,
@@ -237,7 +238,7 @@ def account_of_images(
         seed=seed,
     )
     how = [
-        f"Images were read as {before.shape[1]} means over blocks of the brain of {blocks.size}.",
+        f"Images were read as {before.shape[1]} means over blocks of the brain of {block_size(volumes)}.",
         "The closed form that harmonizes images was fitted anew in each fold, on its training people alone.",
     ]
     return _account(
@@ -248,7 +249,7 @@ def account_of_images(
         preflight,
         found,
         how,
-        features=blocks.names(),
+        features=block_names(volumes),
         tau=_tau_of_images(pool, volumes, pooler),
         statmap=statmap,
         subject=subject,
@@ -280,7 +281,7 @@ def _account(
         shares = np.array(found.shares["before"]), np.array(found.shares["after"])
     shown = worst(*shares)
     names = [features[k] for k in shown]
-    rows = some_people(pool, MAPPED, seed)
+    rows = sample_rows(pool, MAPPED, seed)
     maps = {
         "before": _mapped(pool, rows, embedding(before[rows], seed)),
         "after": _mapped(pool, rows, embedding(after[rows], seed)),
@@ -290,9 +291,9 @@ def _account(
     known = effects(pool, before, after, features, subject)
     return Account(
         kind=kind,
-        names=_names(pool, before.shape[1], persons(subject, len(pool))),
+        names=_names(pool, before.shape[1], numbered(subject, len(pool))),
         preflight=preflight.to_dict(),
-        people=_described(pool, some_people(pool, JUDGED, seed)),
+        people=_described(pool, sample_rows(pool, JUDGED, seed)),
         densities=densities(pool),
         held_out=None if found is None else asdict(found),
         equivariance=None if tau is None else tau[0],
@@ -372,8 +373,8 @@ def _tau_of_table(
 
     from equipool.estimators import EquivariantPooler
 
-    rows = some_people(pool, TURNED, seed)
-    _, first, person = np.unique(persons(subject, len(pool))[rows], return_index=True, return_inverse=True)
+    rows = sample_rows(pool, TURNED, seed)
+    _, first, person = np.unique(numbered(subject, len(pool))[rows], return_index=True, return_inverse=True)
     if not pool.covariates or len(first) < 12:
         return None
     part = pool[rows]
@@ -401,7 +402,7 @@ def _tau_of_images(
 ) -> tuple[dict[str, Any], IntArray, FloatArray] | None:
     if not pool.covariates:
         return None
-    rows = some_people(pool, MAPPED, 0)
+    rows = sample_rows(pool, MAPPED, 0)
     own = volumes[rows]
     tau = pooler.tau_vector(own)
     about = _turning(pooler, own, tau, None, pool, rows, rows)
@@ -421,13 +422,12 @@ def _turning(
     test: Any,
 ) -> dict[str, Any]:
     """Return the error of Φ, ΔEq, and how well the first number is read from τ."""
-    from equipool.benchmark.table1 import age_from, equivariance_of
-    from equipool.judge.scores import delta_eq
+    from equipool.judge.scores import age_from_tau, delta_eq, equivariance_of
 
     k = first_number(pool)
     read = None
     if fitted is not None and k is not None:
-        read = age_from(fitted, pool.C[train, k], tau, pool.C[test, k])[0]
+        read = age_from_tau(fitted, pool.C[train, k], tau, pool.C[test, k])[0]
     error = equivariance_of(pooler, x)
     return {
         "error": float(error) if np.isfinite(error) else None,
@@ -444,12 +444,15 @@ def _covariate_words(pool: PooledDataset) -> str:
 
 def _method(pool: PooledDataset, found: HeldOut | None) -> list[str]:
     if found is None:
-        return [f"Nobody could be held out: fewer than two sites have {LEAST} people, so nothing was judged."]
+        return [
+            f"Nobody could be held out: fewer than two sites have {MIN_PARTICIPANTS} people, so nothing was "
+            "judged."
+        ]
     count = np.bincount(pool.site)
-    small = int(((count > 0) & (count < LEAST)).sum())
+    small = int(((count > 0) & (count < MIN_PARTICIPANTS)).sum())
     few = plural(small, "site with", "sites with")
     said = [
-        f"Judged on {found.people} people of {found.sites} sites in {found.folds} folds, every site in "
+        f"Judged on {found.participants} people of {found.sites} sites in {found.folds} folds, every site in "
         "proportion; ± is the standard deviation over folds."
     ]
     if len(pool) > JUDGED:
@@ -458,7 +461,9 @@ def _method(pool: PooledDataset, found: HeldOut | None) -> list[str]:
             "in proportion."
         )
     if small:
-        said.append(f"{few} fewer than {LEAST} people {'was' if small == 1 else 'were'} not judged.")
+        said.append(
+            f"{few} fewer than {MIN_PARTICIPANTS} people {'was' if small == 1 else 'were'} not judged."
+        )
     return said
 
 
@@ -476,7 +481,7 @@ def verdict(found: HeldOut | None, covariates: str = "") -> list[dict[str, str]]
 
 
 def best(readings: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None:
-    """Return the reader with the highest mean at one stage."""
+    """Return the classifier with the highest mean at one stage."""
     rows = [dict(zip(readings, row, strict=True)) for row in zip(*readings.values(), strict=True)]
     own = [row for row in rows if row["stage"] == stage and row["fitted_on"] == fitted_on]
     return max(own, key=lambda row: row["mean"]) if own else None
@@ -496,7 +501,7 @@ class _SiteLevel(NamedTuple):
 
 def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
     """Judge by both kinds of readers and say the worse."""
-    both = [_site_level(found, who) for who in ("training people", "held-out people")]
+    both = [_site_level(found, who) for who in ("training participants", "held-out participants")]
     judged = [one for one in both if one is not None]
     order = ("bad", "fair", "good")
     level, before, after, floor, spread, shown, by_chance = min(
@@ -530,7 +535,7 @@ def _site_verdict(found: HeldOut, covariates: str) -> dict[str, str]:
 
 def _site_level(found: HeldOut, who: str) -> _SiteLevel | None:
     stages = ("before", "after", "covariates", "shuffled")
-    read = {stage: best(found.readings, stage, who) for stage in stages}
+    read = {stage: best(found.site_scores, stage, who) for stage in stages}
     before, after, shuffled = read["before"], read["after"], read["shuffled"]
     if before is None or after is None or shuffled is None:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equipool.benchmark.table1 import file_stem
+from equipool.benchmark.runs import file_stem
 from equipool.report.figures import COLOURS, save_figure
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
     figures = []
     for dataset, part in runs.groupby("dataset", sort=False):
         methods = [m for m in ("naive", "paper", "ours") if m in set(part["method"])]
-        vectors = {m: out / "runs" / f"{file_stem(str(dataset))}-{m}-0.npz" for m in methods}
+        files = part[part["seed"] == 0].set_index("method")["tau_file"]
+        vectors = {m: out / "runs" / files[m] for m in methods if m in files}
         found = {m: dict(np.load(path)) for m, path in vectors.items() if path.is_file()}
         if found and not str(dataset).startswith(OVERLAP):
             ranks = part.groupby("method")["age_rank"].mean()
@@ -79,7 +80,7 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     shown = {
-        "reader_auc": "best site reader's AUC",
+        "classifier_auc": "best site classifier's AUC",
         "mmd": "M × 100",
         "acc": "accuracy, %",
         "dropped": "people without a counterpart",
@@ -103,10 +104,14 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
 
 
 def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best reader's accuracy and dropped people where ages overlap and where they do not."""
+    """Draw M, the best classifier's accuracy and dropped people where ages overlap and where they do not."""
     from matplotlib.figure import Figure
 
-    shown = {"mmd": "M × 100", "reader_acc": "best site reader, %", "dropped": "people without a counterpart"}
+    shown = {
+        "mmd": "M × 100",
+        "classifier_acc": "best site classifier, %",
+        "dropped": "people without a counterpart",
+    }
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     methods = list(dict.fromkeys(runs["method"]))
     place = np.arange(len(methods))
@@ -125,7 +130,7 @@ def support_figure(runs: pd.DataFrame) -> Figure:
         axes.set(title=title, xticks=place, xticklabels=methods)
         axes.tick_params(axis="x", rotation=30)
         axes.spines[["top", "right"]].set_visible(False)
-        if column == "reader_acc":
+        if column == "classifier_acc":
             axes.axhline(runs["adv_chance"].mean(), color="black", linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure

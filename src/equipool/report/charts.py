@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from equipool.judge.heldout import READERS
+from equipool.judge.classifiers import REPORTED
 from equipool.judge.scores import Columns
 from equipool.report.account import Account
 from equipool.report.svg import WIDTH, Panel, number, shortened
@@ -46,7 +46,7 @@ class Figure:
     table
         The numbers, as columns.
     legend
-        ``"sites"``, ``"readers"``, ``"stages"``, ``"shades"`` or nothing.
+        ``"sites"``, ``"classifiers"``, ``"stages"``, ``"shades"`` or nothing.
     """
 
     key: str
@@ -240,7 +240,7 @@ STAGES = {
 def _held_out(account: Account) -> Iterator[Figure]:
     if account.held_out is None:
         return
-    yield _readings(account.held_out["readings"])
+    yield _readings(account.held_out["site_scores"])
     if account.held_out["signals"]["what"]:
         yield _signals(account.held_out["signals"])
 
@@ -249,7 +249,7 @@ def _readings(table: Columns) -> Figure:
     rows = list(_rows(table))
     top = min(1.0, max((row["mean"] or 0) + (row["sd"] or 0) for row in rows) * 1.05)
     drawings = []
-    for who in ("training people", "held-out people"):
+    for who in ("training participants", "held-out participants"):
         own = [(r, row) for r, row in enumerate(rows) if row["fitted_on"] == who]
         if not own:
             continue
@@ -264,23 +264,25 @@ def _readings(table: Columns) -> Figure:
             for j, (r, row) in enumerate(same):
                 y = panel.py(k) + 8.0 * (j - (len(same) - 1) / 2)
                 _error_bar(panel, row["mean"], row["sd"], y)
-                shape = list(READERS).index(row["reader"])
+                shape = list(REPORTED).index(row["classifier"])
                 panel.group(f"t{list(STAGES).index(stage)}")
                 panel.mark(panel.px(row["mean"]), y, shape, big=True)
                 panel.end()
                 panel.hit(panel.px(row["mean"]), y, r)
         alt = "; ".join(
-            f"{STAGES[row['stage']]}, {READERS[row['reader']]}: {row['mean']:.2f}" for _, row in own
+            f"{STAGES[row['stage']]}, {REPORTED[row['classifier']]}: {row['mean']:.2f}" for _, row in own
         )
         drawings.append(
-            Drawing(f"Readers fitted on {who}", panel.svg(f"Balanced accuracy of site readers. {alt}."))
+            Drawing(
+                f"Classifiers fitted on {who}", panel.svg(f"Balanced accuracy of site classifiers. {alt}.")
+            )
         )
     caption = (
-        "How well the site of held-out people is read from their features and covariates. Left of or level "
-        "with covariates alone and chance is as good as it gets. Readers that were fitted on other held-out "
-        "people see what harmonization leaves in people it has not seen."
+        "How well the site of held-out people is predicted from their features and covariates. Left of or "
+        "level with covariates alone and chance is as good as it gets. Classifiers that were fitted on other "
+        "held-out people see what harmonization leaves in people it has not seen."
     )
-    return Figure("site", "Can the site still be read?", caption, {"": drawings}, table, legend="readers")
+    return Figure("site", "Can the site still be read?", caption, {"": drawings}, table, legend="classifiers")
 
 
 def _error_bar(panel: Panel, mean: float, sd: float | None, y: float) -> None:
@@ -322,7 +324,7 @@ def _signals(table: Columns) -> Figure:
     caption = (
         "What people brought, read from features alone in held-out people: numbers by ridge regression "
         "(R²), classes by logistic regression (AUC, 0.5 is chance). Within sites, knowing the site helps "
-        "nobody; at left-out sites, the reader has never seen the site."
+        "nobody; at left-out sites, the regression was fitted without the site."
     )
     return Figure(
         "signals",

@@ -47,7 +47,8 @@ def run_demo(out: Path, *, overlap: float = 0.0, seed: int = 0, force: bool = Fa
 def _pool(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     """Fit on half of the people, judge on the other half; harmonize all of them."""
     from equipool.estimators import EquivariantPooler
-    from equipool.judge import site_readers
+    from equipool.judge import classify_site
+    from equipool.judge.scores import r2_with_clean
 
     pool = truth.pool
     first, second = pool.split(0.5, stratify=("site", "target"), random_state=seed)
@@ -57,26 +58,20 @@ def _pool(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     harmonized = pooler.harmonize(pool.X, site=pool.site_labels, covariates=pool.C)
 
     def site_auc(a: Any, b: Any) -> float:
-        return max(reading.auc for reading in site_readers(a, train.site, b, test.site, seed=seed))
+        return max(score.auc for score in classify_site(a, train.site, b, test.site, seed=seed))
 
     return {
         "site_auc_raw": site_auc(train.X, test.X),
         "site_auc_code": site_auc(pooler.transform(train.X), pooler.transform(test.X)),
         "accuracy": pooler.score(test.X, test.y),
         "majority": _majority(test),
-        "clean_raw": _agreement(pool.features[second], truth.clean[second]),
-        "clean_harmonized": _agreement(harmonized[second], truth.clean[second]),
+        "clean_raw": r2_with_clean(pool.features[second], truth.clean[second]),
+        "clean_harmonized": r2_with_clean(harmonized[second], truth.clean[second]),
     }, harmonized
 
 
 def _majority(pool: PooledDataset) -> float:
     return float(np.unique(np.asarray(pool.y).astype(str), return_counts=True)[1].max() / len(pool))
-
-
-def _agreement(x: Any, clean: Any) -> float:
-    """Return R² with the clean features, averaged over features; their means are left out."""
-    a, b = x - x.mean(axis=0), clean - clean.mean(axis=0)
-    return float((1 - ((a - b) ** 2).mean(axis=0) / b.var(axis=0)).mean())
 
 
 def _summary(figures: dict[str, float]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from equipool.checks.findings import plural
 from equipool.files import write_whole
-from equipool.judge.heldout import READERS
+from equipool.judge.classifiers import REPORTED
 from equipool.report.account import Account, best
 from equipool.report.charts import STAGES, figures, site_style
 from equipool.report.diagram import causal_diagram
@@ -80,7 +80,7 @@ def _contents(account: Account) -> dict[str, Any]:
         f"{kept}{target}.",
         "figures": figures(account),
         "sites": [_site(k, name) for k, name in enumerate(names["sites"])],
-        "readers": list(READERS.values()),
+        "classifiers": list(REPORTED.values()),
         "preflight": account.preflight,
         "confounding": list(account.preflight["confounding"].items()),
         "verdict": account.verdict,
@@ -106,8 +106,8 @@ def _tiles(account: Account) -> list[dict[str, Any]]:
     """Return the few numbers to be seen first."""
     tiles: list[dict[str, Any]] = []
     if account.held_out is not None:
-        readings = account.held_out["readings"]
-        for who in ("training people", "held-out people"):
+        readings = account.held_out["site_scores"]
+        for who in ("training participants", "held-out participants"):
             read = {stage: best(readings, stage, who) for stage in STAGES}
             before, after = read["before"], read["after"]
             if before is None or after is None:
@@ -119,7 +119,7 @@ def _tiles(account: Account) -> list[dict[str, Any]]:
             ]
             tiles.append(
                 {
-                    "name": f"Site read, readers fitted on {who}",
+                    "name": f"Site predicted, classifiers fitted on {who}",
                     "from": f"{before['mean']:.2f}",
                     "value": f"{after['mean']:.2f}",
                     "note": f"balanced accuracy; {', '.join(floors)}",
@@ -163,14 +163,14 @@ def _equivariance_tile(about: dict[str, Any]) -> dict[str, Any]:
 def _readings(account: Account) -> list[dict[str, str]]:
     if account.held_out is None:
         return []
-    table = account.held_out["readings"]
+    table = account.held_out["site_scores"]
     rows = []
     for row in zip(*table.values(), strict=True):
         one = dict(zip(table, row, strict=True))
         rows.append(
             {
                 "stage": STAGES[one["stage"]],
-                "reader": READERS[one["reader"]],
+                "classifier": REPORTED[one["classifier"]],
                 "fitted_on": one["fitted_on"],
                 "mean": f"{one['mean']:.3f}",
                 "sd": "" if one["sd"] is None else f"{one['sd']:.3f}",

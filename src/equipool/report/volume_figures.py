@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.benchmark.table1 import file_stem
+from equipool.benchmark.runs import file_stem
 from equipool.report.figures import COLOURS, plain, save_figure
 from equipool.report.statmap_figures import statmap_figure, write_statmap
 

@@ -24,7 +24,17 @@ from equipool.simulate.anatomy import Anatomy, Traits
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["COHORTS", "Cohort", "Scanner", "SimulatedBrains", "custom_cohort", "simulate_brains"]
+__all__ = [
+    "BRAINS_VERSION",
+    "COHORTS",
+    "Cohort",
+    "Scanner",
+    "SimulatedBrains",
+    "custom_cohort",
+    "simulate_brains",
+]
+
+BRAINS_VERSION = 1  # raise it when a simulated brain changes: cohorts in caches are then made anew
 
 FloatArray = NDArray[np.float64]
 Volume = NDArray[np.float32]
