@@ -10,9 +10,9 @@ from sklearn.base import clone
 
 from equipool.benchmark import cohorts as brainsets
 from equipool.benchmark import harmonized_images as volumes
-from equipool.benchmark.harmonized_images import block_means
-from equipool.benchmark.harmonizers import site_readers
 from equipool.cli import app as cli
+from equipool.judge.blocks import block_means
+from equipool.judge.classifiers import CLASSIFIERS
 from equipool.simulate import brains
 
 
@@ -63,7 +63,7 @@ def test_harmonized_volumes_are_nearer_to_the_clean_ones(folder):
     assert ((found[["found", "false"]] >= 0) & (found[["found", "false"]] <= 1)).all().all()
 
 
-def test_the_level_of_shuffled_scanners_is_beside_the_readers(folder):
+def test_the_level_of_shuffled_scanners_is_beside_the_scores(folder):
     judged = pd.read_csv(folder / "adni-sim-volumes.csv")
     assert judged.scanner_shuffled.between(0.05, 0.7).all()
     assert (judged.accuracy_shuffled < judged.largest_scanner + 0.3).all()
@@ -92,12 +92,11 @@ def test_scans_are_harmonized_as_those_of_the_site_that_is_named(folder, method)
     pool, scans = brainsets.whole_cohort("adni-sim")
     everyone = np.arange(len(pool))
     harmonize = volumes.harmonizer(method, pool, scans, everyone)
-    rows, some = scans.read(), np.array([4, 30])
-    whole = harmonize(rows, everyone, pool.site)
-    np.testing.assert_allclose(
-        harmonize(rows[some], some, pool.site[some]), whole[some], rtol=1e-5, atol=1e-3
-    )
-    other = harmonize(rows[some], some, (pool.site[some] + 1) % 3)
+    some = np.array([4, 30])
+    whole = harmonize(scans, everyone, pool.site).read()
+    again = harmonize(scans[some], some, pool.site[some]).read()
+    np.testing.assert_allclose(again, whole[some], rtol=1e-5, atol=1e-3)
+    other = harmonize(scans[some], some, (pool.site[some] + 1) % 3).read()
     assert np.allclose(other, whole[some]) == (method in ("raw", "gain"))
 
 
@@ -162,7 +161,7 @@ def test_trees_read_as_well_from_columns_that_were_cut():
     x = rng.normal(size=(500, 5))
     site = (abs(x[:, 0]) > 0.7).astype(int)
     x *= [1e-10, 1, 1, 1, 1e6]  # a tiny unit must not make values one
-    cut = list(site_readers())[1].fit(x[:400], site[:400])
+    cut = CLASSIFIERS["boosted trees"](0, 400).fit(x[:400], site[:400])
     plain = clone(cut.steps[-1][1]).fit(x[:400], site[:400])
     assert len(cut.steps) == 2
     assert (plain.predict(x[400:]) == cut.predict(x[400:])).mean() > 0.95

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from equipool.benchmark import datasets, methods, selection, uci
+from equipool.benchmark import datasets, methods, runs, selection, uci
 from equipool.cli.app import main
 from equipool.exceptions import InputError
 from equipool.simulate import simulate_table
@@ -56,9 +56,9 @@ def test_searches_add_up_and_other_methods_keep_their_settings(quick, tmp_path):
     assert methods.settings_of("german", "ours", written) == methods.settings_of("german", "ours")
 
 
-def test_a_search_of_other_code_does_not_count(quick, tmp_path, monkeypatch):
+def test_a_search_of_another_version_does_not_count(quick, tmp_path, monkeypatch):
     selection.select("german", tmp_path, methods=["naive"], trials=2, jobs=1)
-    monkeypatch.setattr(methods, "code_hash", lambda: "another version")
+    monkeypatch.setattr(runs, "METHODS_VERSION", runs.METHODS_VERSION + 1)
     quick.clear()
     selection.select("german", tmp_path, methods=["naive"], trials=2, jobs=1)
     assert len(quick) == 2 * 6

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from equipool.benchmark import datasets, methods, uci
-from equipool.benchmark import layout as tables
+from equipool.benchmark import datasets, methods, runs, uci
 from equipool.benchmark import table1 as benchmark
 from equipool.cli.app import main
 from equipool.estimators import EquivariantPooler
@@ -56,7 +55,7 @@ def test_the_table_has_every_method_and_seed(quick, tmp_path):
     for kind in ("md", "tex", "csv"):
         text = (tmp_path / f"table.{kind}").read_text()
         assert "ours" in text
-    assert (tmp_path / "table.md").read_text().count("**") >= 2 * len(tables.COLUMNS)
+    assert (tmp_path / "table.md").read_text().count("**") >= 2 * len(benchmark.COLUMNS)
     assert r"\textbf{" in (tmp_path / "table.tex").read_text()
 
 
@@ -78,9 +77,10 @@ def test_runs_with_other_settings_are_not_taken_for_these(quick, tmp_path, monke
         assert len(quick) == expected
 
 
-def test_runs_of_other_code_are_not_taken_for_these(quick, tmp_path, monkeypatch):
+@pytest.mark.parametrize("version", ["METHODS_VERSION", "SCORES_VERSION", "BRAINS_VERSION"])
+def test_runs_of_other_versions_are_not_taken_for_these(version, quick, tmp_path, monkeypatch):
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
-    monkeypatch.setattr(methods, "code_hash", lambda: "another version")
+    monkeypatch.setattr(runs, version, getattr(runs, version) + 1)
     quick.clear()
     benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
     assert len(quick) == 1
@@ -144,8 +144,8 @@ def test_unknown_methods_are_answered(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_chance_is_the_best_that_a_reader_can_do():
+def test_chance_is_the_best_that_a_classifier_can_do():
     means = pd.DataFrame({"adv_auc": [0.42, 0.52], "mmd": [-1.2, -0.1], "acc": [70.0, 75.0]})
-    assert tables.best_rows(means, "adv_auc").tolist() == [False, True]
-    assert tables.best_rows(means, "mmd").tolist() == [True, True]
-    assert tables.best_rows(means, "acc").tolist() == [False, True]
+    assert benchmark.best_rows(means, "adv_auc").tolist() == [False, True]
+    assert benchmark.best_rows(means, "mmd").tolist() == [True, True]
+    assert benchmark.best_rows(means, "acc").tolist() == [False, True]

@@ -75,14 +75,14 @@ def test_ages_overlap_as_asked_for(cache):
         data = uci.load_adult_overlap(overlap)
         age, women = data.train.C[:, 0], data.train.site_labels == "Female"
         oldest, youngest = age[women].max(), age[~women].min()
-        everybody = data.readers.C[:, 0]
+        everybody = data.classifier_train.C[:, 0]
         shared = ((everybody >= youngest) & (everybody <= oldest)).mean()
         assert abs(shared - overlap) < 0.03
-        # Readers and judges see people of all ages at every overlap.
+        # Classifiers are fitted and evaluated on all ages at every overlap.
         assert len(data.test) == 15_060
         spans = [
             np.ptp(part.C[part.site_labels == s, 0])
-            for part in (data.readers, data.test)
+            for part in (data.classifier_train, data.test)
             for s in ("Male", "Female")
         ]
         assert min(spans) > 60

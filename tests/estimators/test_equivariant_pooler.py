@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import equipool as ep
-from equipool.benchmark.table1 import equivariance_of
 from equipool.estimators import EquivariantPooler
 from equipool.exceptions import InputError
+from equipool.judge.scores import equivariance_of
 from equipool.randomness import row_noise, seed_for
 
 

@@ -5,7 +5,7 @@ from scipy import stats
 
 from equipool.exceptions import InputError
 from equipool.judge import statmaps
-from equipool.judge.statmaps import StatMap, clusters, detection, detection_at, in_volume, stat_map
+from equipool.judge.statmaps import StatMap, clusters, detection, in_volume, stat_map
 
 
 @pytest.fixture(params=[0, 1])
@@ -297,26 +297,26 @@ def test_detection_counts_what_is_called():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_detection_at_compares_at_one_false_rate(seed):
+def test_detection_compares_at_one_false_rate(seed):
     from sklearn.metrics import roc_auc_score
 
     rng = np.random.default_rng(seed)
     affected = np.arange(4000) < 1000
     t = rng.normal(size=4000) - 2.5 * affected
     for scale in (1, 3):  # one map calls far more freely than the other, and is no better for it
-        found = detection_at(from_t(scale * t), affected, ~affected, false_rate=0.29)
+        found = detection(from_t(scale * t), affected, ~affected, false_rate=0.29)
         assert found.false == 0.29
         assert found.found == (np.abs(t[affected]) > found.threshold / scale).mean()
         assert found.auc == pytest.approx(roc_auc_score(affected, np.abs(t)))
-    strict = detection_at(from_t(t), affected, ~affected)
+    strict = detection(from_t(t), affected, ~affected, false_rate=0.01)
     assert strict.false == 0.01
     # normal theory: |t| above 2.576 has the power P(z < -2.576 + 2.5) = 0.47; three standard errors of both
     assert strict.found == pytest.approx(0.47, abs=0.1)
-    assert detection_at(from_t(t), affected, ~affected, direction=-1).found > strict.found
-    assert detection_at(from_t(t), affected, ~affected, direction=1).found < 0.01
-    assert detection_at(from_t(rng.normal(size=4000)), affected, ~affected).auc == pytest.approx(
-        0.5, abs=0.06
-    )
+    assert detection(from_t(t), affected, ~affected, false_rate=0.01, direction=-1).found > strict.found
+    assert detection(from_t(t), affected, ~affected, false_rate=0.01, direction=1).found < 0.01
+    assert detection(
+        from_t(rng.normal(size=4000)), affected, ~affected, false_rate=0.01
+    ).auc == pytest.approx(0.5, abs=0.06)
 
 
 def test_a_truth_that_cannot_be_is_refused():
@@ -328,7 +328,7 @@ def test_a_truth_that_cannot_be_is_refused():
     with pytest.raises(InputError, match="each of the map's 5 voxels"):
         detection(t, yes[:3], ~yes)
     with pytest.raises(InputError, match="false_rate"):
-        detection_at(t, yes, ~yes, false_rate=1.0)
+        detection(t, yes, ~yes, false_rate=1.0)
     with pytest.raises(InputError, match="alpha"):
         detection(t, yes, ~yes, alpha=0)
     with pytest.raises(InputError, match="correction"):
@@ -352,7 +352,7 @@ def test_visits_of_one_person_count_once(seed):
 
 
 def test_who_changes_class_between_visits_is_named():
-    with pytest.raises(InputError, match=r"1 person is of one class .*'b'"):
+    with pytest.raises(InputError, match=r"1 participant is of one class .*'b'"):
         stat_map(np.arange(8.0)[:, None] ** 2, [0, 0, 0, 1, 1, 1, 0, 1], subject=list("aabbccde"))
     with pytest.raises(InputError, match="subject has 2 values"):
         stat_map(np.ones((8, 1)), [0, 1] * 4, subject=["a", "b"])

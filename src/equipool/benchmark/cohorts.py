@@ -1,19 +1,17 @@
-"""The imaging half of the benchmark: simulated cohorts after ADNI and ADCP, and your own folders of them.
+"""The benchmark's cohorts of brains: simulated after ADNI and ADCP, and folders of the real ones.
 
-``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps, of the people to fit on,
-each scanner's own range of ages alone, so that these do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are
+``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps of each scanner's training
+participants those in one range of ages, so that ages do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are
 real.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,9 +23,7 @@ from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 from equipool.files import cache_folder
 from equipool.progress import say
-
-if TYPE_CHECKING:
-    from equipool.simulate.brains import SimulatedBrains
+from equipool.simulate.brains import BRAINS_VERSION, SimulatedBrains, simulate_brains
 
 __all__ = [
     "BRAINS",
@@ -35,7 +31,6 @@ __all__ = [
     "is_whole",
     "load_brains",
     "place_of",
-    "prepare_brains",
     "scanned_by_all",
     "simulated_folder",
     "whole_cohort",
@@ -45,7 +40,7 @@ Mask = NDArray[np.bool_]
 
 BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
 RESOLUTION = 4.0
-COHORT_SEED = 2022  # of the people of the benchmark; methods were developed on other ones
+COHORT_SEED = 2022  # of the benchmark; methods were developed on other cohorts
 TEST_SHARE = 0.2
 
 
@@ -55,25 +50,18 @@ def is_brains(name: str) -> bool:
 
 
 def load_brains(name: str, seed: int = 0) -> DatasetSplit:
-    """Return a random split of a cohort: a fifth to judge on, in proportion of scanner and diagnosis."""
+    """Return a random split of a cohort: a fifth to test on, scanners and diagnoses in proportion."""
     pool, volumes = _cohort(name.removesuffix("-hard"))
     train, test = pool.split(TEST_SHARE, stratify=("site", "target", "age"), random_state=seed)
-    fitted = train
-    if name.endswith("-hard"):
-        fitted = train[apart(pool.C[train, 0], pool.site[train], len(pool.sites))]
+    hard = (
+        apart(pool.C[train, 0], pool.site[train], len(pool.sites)) if name.endswith("-hard") else slice(None)
+    )
+    fitted = train[hard]
     return DatasetSplit(name, pool[fitted], pool[test], pool[train], volumes=volumes)
 
 
-def prepare_brains(name: str) -> None:
-    """Simulate or read a cohort before runs start, so that they need not do it at the same time."""
-    _cohort(name.removesuffix("-hard"))
-
-
 def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDArray[np.bool_]:
-    """Say who lies in the own range of the site's ages: cut so that each site keeps the same share.
-
-    Sites take their turns in the order of their mean ages.
-    """
+    """Return which rows lie in their site's range of ages: between quantiles, sites in order of mean age."""
     order = np.argsort([age[site == k].mean() for k in range(n_sites)])
     edges = np.quantile(age, np.linspace(0, 1, n_sites + 1))
     edges[-1] = np.inf
@@ -85,10 +73,8 @@ def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDA
 
 def place_of(like: str) -> Path:
     """Return where the cache holds a simulated cohort, or would."""
-    source = Path(__file__).parent
-    code = b"".join((source / name).read_bytes() for name in ("anatomy.py", "brains.py"))
-    digest = hashlib.sha256(code).hexdigest()[:12]
-    return cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-{digest}"
+    name = f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-v{BRAINS_VERSION}"
+    return cache_folder() / "simulated" / name
 
 
 def simulated_folder(like: str) -> Path:
@@ -119,7 +105,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Mask) -> NDArray[np.float32]:
-    """Return people of a simulated cohort as every scanner would have shown them, (sites, people, voxels)."""
+    """Return simulated participants as scanned by every scanner, (sites, participants, voxels)."""
     brains = _simulated(name.removesuffix("-hard").removesuffix("-sim"))
     scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
     place = {person: k for k, person in enumerate(brains.people["participant_id"])}
@@ -132,13 +118,11 @@ def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Ma
 
 
 def _simulated(like: str) -> SimulatedBrains:
-    from equipool.simulate.brains import simulate_brains
-
     return simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
 
 
 def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
-    """Return everybody of a cohort, and their volumes."""
+    """Return all participants of a cohort, and their volumes."""
     return _cohort(name.removesuffix("-hard"))
 
 

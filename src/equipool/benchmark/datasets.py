@@ -26,21 +26,21 @@ def require_dataset(name: str) -> None:
 
 
 def list_datasets() -> list[Row]:
-    """Return name, people, sites, source, and whether it is in the cache, of every dataset."""
-    found: list[Row] = []
+    """Return name, participants, sites, source, and whether it is in the cache, of every dataset."""
+    rows: list[Row] = []
     for name in LOADERS:
         people = 1_000 if name == "german" else 45_222
         source = "UCI" if "overlap" not in name else "UCI, cut by age"
         raw = [file for file in FILES if file.startswith(f"{name.partition('-')[0]}.")]
-        found.append((name, people, 2, source, all((cache_folder() / file).is_file() for file in raw)))
+        rows.append((name, people, 2, source, all((cache_folder() / file).is_file() for file in raw)))
     for name in BRAINS:
         if ":" in name:
-            found.append((name, "yours", "yours", "your folder", False))
+            rows.append((name, "yours", "yours", "your folder", False))
             continue
         like = name.partition("-")[0]
         cohort = COHORTS[like]
         people = sum(cohort.patients) + sum(cohort.controls)
         source = "simulated" + (", cut by age" if name.endswith("-hard") else "")
         there = is_whole(place_of(like))
-        found.append((name, people, len(cohort.scanners), source, there))
-    return found
+        rows.append((name, people, len(cohort.scanners), source, there))
+    return rows

@@ -1,95 +1,53 @@
-"""The benchmark's table: means with standard deviations as CSV, Markdown and LaTeX."""
+"""Tables of text, one row a method, as Markdown and LaTeX; a cell in bold begins with ``**``."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
-from equipool.files import write_whole
+__all__ = ["latex_table", "markdown_table", "mean_and_sd"]
 
-__all__ = ["COLUMNS", "best_rows", "write_tables"]
-
-# Shown in the table, with the direction that is better.
-COLUMNS = {
-    "delta_eq": ("ΔEq", "high"),
-    "adv": ("Adv %", "low"),
-    "adv_auc": ("Adv AUC", "low"),
-    "reader_auc": ("best reader AUC", "low"),
-    "reader_acc": ("its Adv %", "low"),
-    "mmd": ("M ×100", "low"),
-    "acc": ("ACC %", "high"),
-}
+LATEX = {"%": r"\%", "ΔEq": r"$\Delta_{Eq}$", "×": r"$\times$"}
 
 
-def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Say which methods are best in a column of a table of means.
+def mean_and_sd(mean: float, sd: float, digits: int, *, bold: bool = False) -> str:
+    """Return a cell of a mean and a standard deviation.
 
-    An AUC is best near 0.5 and M near 0: below is chance as much as above, and M below 0 counts as 0.
+    Examples
+    --------
+    >>> mean_and_sd(0.5, 0.123, 2, bold=True)
+    '**0.50** (0.12)'
     """
-    values = means[column]
-    if COLUMNS[column][1] == "high":
-        return values == values.max()
-    if "auc" in column:
-        values = (values - 0.5).abs()
-    elif column == "mmd":
-        values = values.clip(lower=0)
-    return values == values.min()
+    stars = "**" if bold else ""
+    return f"{stars}{mean:.{digits}f}{stars} ({sd:.{digits}f})"
 
 
-def write_tables(runs: pd.DataFrame, out: Path) -> None:
-    """Write runs.csv, and the table of means with standard deviations as CSV, Markdown and LaTeX."""
-    write_whole(out / "runs.csv", runs.to_csv(index=False))
-    shown = list(COLUMNS)
-    beside = ["permuted_low", "permuted_high", "dropped", "mmd_biased", "mmd_shuffled"]
-    grouped = runs.groupby(["dataset", "method"], sort=False)[[*shown, *beside]]
-    means, spread = grouped.mean(), grouped.std(ddof=0)
-    write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
-    markdown, latex = [], []
-    for dataset, part in means.groupby(level="dataset", sort=False):
-        cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for column in shown:
-            bold = best_rows(part, column).to_numpy()
-            digits = 3 if "auc" in column else 2
-            cells[COLUMNS[column][0]] = [
-                f"{'**' if b else ''}{m:.{digits}f}{'**' if b else ''} ({s:.{digits}f})"
-                for m, s, b in zip(part[column], spread.loc[part.index, column], bold, strict=True)
-            ]
-        chance = runs.loc[runs.dataset == dataset, "adv_chance"].mean()
-        band = part[["permuted_low", "permuted_high"]].mean()
-        low, high = part["mmd_shuffled"].min(), part["mmd_shuffled"].max()
-        note = (
-            f"Majority site {chance:.1f} %; shuffled sites: AUC {band.iloc[0]:.3f} to {band.iloc[1]:.3f}, "
-            f"M below {low:.2f} to {high:.2f}, by method, in 19 of 20 cases."
-        )
-        markdown.append(f"## {dataset}\n\n{_markdown(cells)}\n\n{note}\n")
-        latex.append(_latex(str(dataset), cells))
-    write_whole(out / "table.md", "\n".join(markdown))
-    write_whole(out / "table.tex", "\n".join(latex))
+def markdown_table(cells: pd.DataFrame, first: str = "method") -> str:
+    """Return a Markdown table with the index as its first column.
+
+    Examples
+    --------
+    >>> print(markdown_table(pd.DataFrame({"ACC %": ["74.0"]}, index=["ours"])))
+    | method | ACC % |
+    |---|---|
+    | ours | 74.0 |
+    """
+    rows = [[first, *cells.columns], *cells.reset_index().to_numpy().tolist()]
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
-def _markdown(cells: pd.DataFrame) -> str:
-    lines = ["| method | " + " | ".join(cells.columns) + " |", "|---" * (len(cells.columns) + 1) + "|"]
-    lines += [
-        f"| {method} | " + " | ".join(row) + " |"
-        for method, row in zip(cells.index, cells.to_numpy(), strict=True)
-    ]
-    return "\n".join(lines)
+def latex_table(cells: pd.DataFrame) -> str:
+    """Return a LaTeX table for the package booktabs."""
 
-
-def _latex(dataset: str, cells: pd.DataFrame) -> str:
     def cell(text: str) -> str:
         head, tail = text.split(" ", 1)
         return (rf"\textbf{{{head[2:-2]}}}" if head.startswith("**") else head) + " " + tail
 
-    names = [
-        str(name).replace("%", r"\%").replace("ΔEq", r"$\Delta_{Eq}$").replace("×", r"$\times$")
-        for name in map(str, cells)
-    ]
-    lines = [rf"% {dataset}", rf"\begin{{tabular}}{{l{'r' * len(names)}}}", r"\toprule"]
+    names = list(map(str, cells.columns))
+    for text, symbol in LATEX.items():
+        names = [name.replace(text, symbol) for name in names]
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(names)}}}", r"\toprule"]
     lines.append(" & ".join(["method", *names]) + r" \\ \midrule")
-    lines += [
-        " & ".join([str(m), *map(cell, row)]) + r" \\"
-        for m, row in zip(cells.index, cells.to_numpy(), strict=True)
-    ]
+    for method, row in zip(cells.index, cells.to_numpy(), strict=True):
+        lines.append(" & ".join([str(method), *map(cell, row)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,17 @@ from equipool.exceptions import InputError
 __all__ = [
     "ABLATION",
     "METHODS",
+    "METHODS_VERSION",
     "SETTINGS",
-    "code_hash",
-    "fingerprint",
     "make_method",
     "quick_settings",
     "read_settings",
     "settings_of",
+    "settings_text",
 ]
+
+# Raise it when an estimator or a harmonizer gives other results: benchmarks are then run anew.
+METHODS_VERSION = 1
 
 Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -75,8 +76,8 @@ SETTINGS: Settings = {
 def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
     """Return what a method is given on a dataset, beside its defaults."""
     # Methods that a file does not name keep ours, or they would be compared unequally.
-    own = SETTINGS.get(f"{dataset.partition(':')[0]}-sim" if ":" in dataset else dataset, {})
-    chosen = {**own, **(settings or {}).get(dataset, {})}
+    default = SETTINGS.get(f"{dataset.partition(':')[0]}-sim" if ":" in dataset else dataset, {})
+    chosen = {**default, **(settings or {}).get(dataset, {})}
     return {**chosen.get("*", {}), **chosen.get(method, {})}
 
 
@@ -84,9 +85,9 @@ def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Se
     """Return settings with a third of the steps, to see the whole path soon."""
     return {
         dataset: {
-            method: {**own, "steps": max(int(own.get("steps", 1500)) // 3, 1)}
+            method: {**given, "steps": max(int(given.get("steps", 1500)) // 3, 1)}
             for method in methods
-            for own in [settings_of(dataset, method, settings)]
+            for given in [settings_of(dataset, method, settings)]
         }
         for dataset in datasets
     }
@@ -126,8 +127,8 @@ def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
     if method in baselines:
         return baselines[method](random_state=seed, **changes)
     if method in ("ours", "transported"):
-        own = {"match": "transported"} if method == "transported" else {}
-        return models.EquivariantPooler(random_state=seed, **{**changes, **own})
+        match = {"match": "transported"} if method == "transported" else {}
+        return models.EquivariantPooler(random_state=seed, **{**changes, **match})
     if method == "paper":
         return models.EquivariantPooler.from_preset("paper", random_state=seed, **changes)
     if method in STEPS:
@@ -137,19 +138,7 @@ def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
     raise InputError(f"There is no method {method!r}; there are {', '.join([*METHODS, *ABLATION[1:-2]])}.")
 
 
-def fingerprint(estimator: Any) -> str:
-    """Return what decides a run beside data and seed: all parameters, and the code that runs them."""
+def settings_text(estimator: Any) -> str:
+    """Return the class and all parameters of an estimator, but for its random state."""
     parameters = {k: v for k, v in estimator.get_params().items() if k != "random_state"}
-    text = repr((type(estimator).__name__, sorted(parameters.items()), code_hash()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@cache
-def code_hash() -> str:
-    """Return a hash of the package's source below the reports: another method is another run."""
-    package = Path(__file__).parents[1]
-    folders = ("groups", "data", "nn", "models", "evaluate")
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return repr((type(estimator).__name__, sorted(parameters.items())))

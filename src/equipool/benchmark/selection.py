@@ -1,13 +1,12 @@
 """Choosing settings as the paper does: accurate enough first, then as invariant as can be.
 
-Every setting is judged on validation splits of the training people; test people are never looked at. Among
-the settings whose accuracy is within a tolerance (5 % in the paper) of the best, the one is taken from which
-the site is read worst.
+Every setting is judged on validation splits of the training rows; test rows are never used. Among those whose
+accuracy is within a tolerance (5 % in the paper) of the best, the one is taken whose codes predict the site
+worst.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equipool.benchmark.methods import METHODS, fingerprint, make_method, read_settings
+from equipool.benchmark.methods import METHODS, make_method, read_settings, settings_text
+from equipool.benchmark.runs import fingerprint
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.parallel import fan_out
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPACE", "choose", "search_space", "select"]
 
-# The whole search space, in one place: for all methods, and what each has of its own.
+# The whole search space: for all methods, and for each.
 SPACE: dict[str, dict[str, list[Any]]] = {
     "*": {"encoder": ["mlp", "linear"], "hidden": [64, 128], "weight_decay": [0.0, 1.0, 5.0]},
     "naive": {},
@@ -82,14 +82,14 @@ def select(
         row = table.loc[best]
         chosen[method] = {**_fixed(dataset), **row["parameters"]}
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
-    found = pd.concat(tables)
-    found["parameters"] = [json.dumps(parameters) for parameters in found["parameters"]]
-    write_whole(out / "trials.csv", found.to_csv(index=False))
+    trials_of_all = pd.concat(tables)
+    trials_of_all["parameters"] = [json.dumps(parameters) for parameters in trials_of_all["parameters"]]
+    write_whole(out / "trials.csv", trials_of_all.to_csv(index=False))
     path = out / "settings.json"
-    # Of other methods and datasets, what an earlier search found stays.
-    known = dict(read_settings(path)) if path.is_file() else {}
-    known[dataset] = {**known.get(dataset, {}), **chosen}
-    write_whole(path, json.dumps(known, indent=2) + "\n")
+    # Settings of other methods and datasets, from an earlier search, stay.
+    settings = dict(read_settings(path)) if path.is_file() else {}
+    settings[dataset] = {**settings.get(dataset, {}), **chosen}
+    write_whole(path, json.dumps(settings, indent=2) + "\n")
     return chosen
 
 
@@ -129,7 +129,7 @@ def _search(
         trial = study.ask()
         parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
         changes = {**_fixed(dataset), **parameters}
-        # In an order of their own, whichever came first: sums of floats depend on it.
+        # Sorted, whichever came first: sums of floats depend on the order.
         judged = sorted(fan_out(_judge, ((dataset, method, changes, *part) for part in parts), jobs=jobs))
         acc, auc = np.mean(judged, axis=0).tolist()
         trial.set_user_attr("acc", acc)
@@ -168,9 +168,9 @@ def _complete(study: optuna.Study) -> list[Any]:
 
 
 def _name(dataset: str, method: str, space: Mapping[str, list[Any]], parts: Sequence[Any]) -> str:
-    """Name a study by all that decides its trials: other settings or code start another in the same file."""
-    what = (dataset, sorted(space.items()), list(parts), fingerprint(make_method(method, 0, _fixed(dataset))))
-    return f"{dataset}-{method}-{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"
+    """Name a study by all that decides its trials; others start another study in the same file."""
+    settings = settings_text(make_method(method, 0, _fixed(dataset)))
+    return f"{dataset}-{method}-{fingerprint(dataset, sorted(space.items()), list(parts), settings)}"
 
 
 def _fixed(dataset: str) -> dict[str, Any]:
@@ -180,15 +180,15 @@ def _fixed(dataset: str) -> dict[str, Any]:
 def _judge(
     dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int
 ) -> tuple[float, float]:
-    """Fit on a part of the training people; return accuracy in percent and best AUC on the rest."""
+    """Fit on a part of the training rows; return accuracy in percent and the best AUC on the rest."""
     from equipool.benchmark.datasets import load_dataset
-    from equipool.judge.classifiers import site_readers
+    from equipool.judge.classifiers import classify_site
 
-    people = load_dataset(dataset, seed).train
-    rows, held = people.split(0.25, stratify=("site", "target"), random_state=1000 + split)
-    fit, rest = people[rows], people[held]
+    pool = load_dataset(dataset, seed).train
+    rows, others = pool.split(0.25, stratify=("site", "target"), random_state=1000 + split)
+    fit, rest = pool[rows], pool[others]
     estimator = make_method(method, seed, changes)
     estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
     codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
-    auc = max(reading.auc for reading in site_readers(*codes, seed=seed))
+    auc = max(score.auc for score in classify_site(*codes, seed=seed))
     return 100 * float((estimator.predict(rest.X) == rest.y).mean()), auc

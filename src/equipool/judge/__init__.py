@@ -1,6 +1,7 @@
-"""Judging codes: the paper's four metrics, readers of the site that cannot be fooled, and the benchmark."""
+"""How harmonized data and codes are judged: site classifiers, scores, a held-out protocol, chance levels."""
 
-from equipool.judge.classifiers import SiteReading, paper_adversary, site_readers
+from equipool.judge.classifiers import SiteScore, classify_site
+from equipool.judge.nulls import shuffled_band
 from equipool.judge.scores import delta_eq, mmd_measure, normalise_rows
 
-__all__ = ["SiteReading", "delta_eq", "mmd_measure", "normalise_rows", "paper_adversary", "site_readers"]
+__all__ = ["SiteScore", "classify_site", "delta_eq", "mmd_measure", "normalise_rows", "shuffled_band"]

@@ -1,66 +1,206 @@
-"""Did it work? Readers of the site and of what people brought, fitted on some people and read on others.
+"""The held-out protocol: harmonizer and classifiers are fitted on training rows and evaluated on others.
 
-In each fold the harmonizer is fitted anew on the training people and applied to all; readers are fitted on
-the training people and read on the held-out ones, before and after. Four readings of the site stand side by
-side: ``before`` and ``after`` (features and covariates), ``covariates`` (these alone: what no harmonizer that
-keeps them can go below) and ``shuffled`` (harmonized features of people whose sites were shuffled: chance).
+Every comparison uses it: reports, the harmonizer comparison and harmonized images. Rows of one participant
+are never split between training and test. The site is predicted from four things: features ``before`` and
+``after`` harmonization (with the covariates), ``covariates`` alone (no harmonizer that keeps them can go
+below), and harmonized features with ``shuffled`` sites (chance).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
 
 from equipool.data import PooledDataset
 from equipool.data.splits import deal
-from equipool.judge.scores import Columns, site_shares
+from equipool.judge.classifiers import (
+    REPORTED,
+    SiteScore,
+    classify_site,
+    fit_classifiers,
+    quiet,
+    standardised,
+)
+from equipool.judge.nulls import shuffled_sites
+from equipool.judge.scores import Columns, auc, left_out_site_r2, r2, ridge, site_shares, within_site_r2
 from equipool.progress import Progress
 from equipool.randomness import seed_for
 
-__all__ = ["LEAST", "READERS", "HeldOut", "held_out", "make_folds", "persons", "some_people"]
+__all__ = ["MIN_PARTICIPANTS", "Fold", "HeldOut", "held_out", "make_folds", "numbered", "sample_rows"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-LEAST = 6  # people of a site below which none of them is held out
-MANY = 400  # people from which three folds do
-TREES = 40
-FEATURES = 400  # that readers see; of more, a random choice
-READERS = {
-    "logistic": "logistic regression",
-    "tree": "a decision tree",
-    "trees": "extremely randomised trees",
-    "network": "a network with one hidden layer",
-}
+MIN_PARTICIPANTS = 6  # of a site; participants of smaller sites stay in training
+MANY_PARTICIPANTS = 400  # from here on, three folds are enough
+MOST_FEATURES = 400  # for classifiers; of more, a random choice
+MOST_PARTS = 5  # into which test rows are dealt to fit classifiers among them
+AMONG_TEST = ("logistic", "tree")
+
+
+# -- folds -------------------------------------------------------------------------------------------------
+
+
+def make_folds(
+    pool: PooledDataset, subject: NDArray[Any] | None, folds: int | None = None, seed: int = 0
+) -> list[Fold]:
+    """Return folds with sites in proportion and participants whole; none if fewer than two sites are large.
+
+    Participants of sites with fewer than :data:`MIN_PARTICIPANTS` stay in training, unless they are held out
+    at another site. A site without training rows is not tested. By default there are five folds, from 400
+    participants on three.
+    """
+    participant = numbered(subject, len(pool))
+    first = np.unique(participant, return_index=True)[1]
+    counts = _participants_by_site(pool.site, participant)
+    large = counts[pool.site] >= MIN_PARTICIPANTS
+    if len(np.unique(pool.site[large])) < 2:
+        return []
+    count = folds or (3 if len(first) >= MANY_PARTICIPANTS else 5)
+    count = min(count, int(counts[counts >= MIN_PARTICIPANTS].min()))
+    part = deal([pool.site[first]], [], count, seed)[participant]
+    made = []
+    for k in range(count):
+        test = (part == k) & large
+        train = (part != k) | (~large & ~np.isin(participant, participant[test]))
+        test &= np.isin(pool.site, pool.site[train])
+        if len(np.unique(pool.site[test])) > 1:
+            made.append(Fold(pool, np.flatnonzero(train), np.flatnonzero(test), participant))
+    return made
+
+
+def numbered(subject: NDArray[Any] | None, rows: int) -> IntArray:
+    """Return the number of each row's participant; without ``subject`` each row is another one."""
+    if subject is None:
+        return np.arange(rows)
+    return np.unique(np.asarray(subject).astype(str), return_inverse=True)[1].astype(np.intp)
+
+
+def sample_rows(pool: PooledDataset, most: int, seed: int) -> IntArray:
+    """Return at most so many rows, every site in proportion."""
+    if len(pool) <= most:
+        return np.arange(len(pool))
+    return pool.split(most / len(pool), stratify="site", random_state=seed)[1]
+
+
+def _participants_by_site(site: IntArray, participant: IntArray) -> IntArray:
+    """Return how many participants each site has; one with rows at two sites counts at both."""
+    return np.bincount(np.unique(np.column_stack([site, participant]), axis=0)[:, 0])
+
+
+# -- one fold ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Row numbers to fit on and to evaluate on; features are given for all rows, (rows, features)."""
+
+    pool: PooledDataset
+    train: IntArray
+    test: IntArray
+    participant: IntArray
+
+    def with_covariates(self, x: FloatArray) -> FloatArray:
+        """Return features and covariates side by side."""
+        return np.hstack([x, self.pool.C])
+
+    def site_scores(
+        self, x: FloatArray, classifiers: Iterable[str], *, site: IntArray | None = None, seed: int = 0
+    ) -> list[SiteScore]:
+        """Predict the site; ``site`` takes the place of the true one in training, for chance levels."""
+        true, train, test = self.pool.site, self.train, self.test
+        site = true if site is None else site
+        return classify_site(x[train], site[train], x[test], true[test], classifiers=classifiers, seed=seed)
+
+    def site_scores_among_test(
+        self,
+        x: FloatArray,
+        classifiers: Iterable[str] = AMONG_TEST,
+        *,
+        shuffled: bool = False,
+        seed: int = 0,
+    ) -> dict[str, float]:
+        """Return balanced accuracies of classifiers that are cross-validated within the test rows.
+
+        A harmonizer makes the sites of its training rows alike by construction, so that classifiers fitted on
+        these may miss how far the sites of new participants are apart. Nothing is returned where a site has
+        too few test participants.
+        """
+        rng = np.random.default_rng(seed)
+        part = self._parts_of_test(rng)
+        if part is None:
+            return {}
+        true = self.pool.site[self.test].astype(str)
+        predicted = {name: np.empty_like(true) for name in classifiers}
+        for k in np.unique(part):
+            fit, rest = self.test[part != k], self.test[part == k]
+            site = shuffled_sites(self.pool.site, fit, rng) if shuffled else self.pool.site
+            fitted = fit_classifiers(x[fit], site[fit], classifiers=classifiers, seed=seed)
+            for name, labels in fitted.predict(x[rest]).items():
+                predicted[name][part == k] = labels
+        return {name: float(balanced_accuracy_score(true, labels)) for name, labels in predicted.items()}
+
+    def _parts_of_test(self, rng: np.random.Generator) -> IntArray | None:
+        """Deal the test participants into parts such that no site is in one part alone."""
+        site, participant = self.pool.site[self.test], self.participant[self.test]
+        fewest = int(_participants_by_site(site, participant)[np.unique(site)].min())
+        if fewest < 2:
+            return None
+        _, first, number = np.unique(participant, return_index=True, return_inverse=True)
+        part = deal([site[first]], [], min(MOST_PARTS, fewest), int(rng.integers(2**31)))[number]
+        return part if all(len(np.unique(part[site == s])) > 1 for s in np.unique(site)) else None
+
+    def number_scores(self, x: FloatArray, values: FloatArray) -> dict[str, float]:
+        """Return R² of a ridge regression of values: overall, within sites, and at left-out sites."""
+        model = ridge().fit(x[self.train], values[self.train])
+        rows = x, values, self.pool.site, self.train, self.test
+        return {
+            "all": r2(values[self.test], model.predict(x[self.test])),
+            "within sites": within_site_r2(*rows),
+            "left-out sites": left_out_site_r2(*rows),
+        }
+
+    def class_scores(self, x: FloatArray, labels: NDArray[Any]) -> dict[str, float]:
+        """Return the AUC of a logistic regression of labels: overall, and within sites."""
+        if len(np.unique(labels[self.train])) < 2:
+            return {}
+        model = standardised(LogisticRegression(C=0.05, max_iter=300))
+        model.fit(x[self.train], labels[self.train])
+        scores = labels[self.test], model.predict_proba(x[self.test]), model.classes_
+        return {"all": auc(*scores), "within sites": auc(*scores, self.pool.site[self.test])}
+
+
+# -- the whole protocol ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What was read: tables with one row a reading, as columns.
+    """Scores on held-out participants, before and after harmonization; tables are columns by name.
 
     Attributes
     ----------
-    readings
-        stage, reader, fitted_on (``"training people"``, those the harmonizer saw, or ``"held-out people"``,
-        others of the same fold), mean and sd over folds of the balanced accuracy.
+    site_scores
+        stage, classifier, fitted_on (``"training participants"``, whom the harmonizer was fitted on too, or
+        ``"held-out participants"``, others of the same fold), mean and sd over folds of the balanced accuracy.
     signals
         what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, before_sd, after,
         after_sd, change, change_sd over folds.
     shares
-        before and after, each feature's share of variance that is the site's, in held-out people.
+        before and after, the site's share of each feature's variance, in held-out participants.
     """
 
-    readings: Columns
+    site_scores: Columns
     signals: Columns
     shares: Columns
     folds: int
-    people: int
+    participants: int
     sites: int
 
 
@@ -73,354 +213,107 @@ def held_out(
     folds: int | None = None,
     seed: int = 0,
 ) -> HeldOut | None:
-    """Read the site and people's own variables before and after, on people who were not fitted on.
+    """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
     Parameters
     ----------
     pool
-        The people; its features are not looked at.
+        Sites, covariates and target; its features are not used.
     before
-        Features as measured, (people, features): the pool's own, or regional means of images.
+        Features as measured, (rows, features): the pool's, or regional means of images.
     harmonize
-        Takes the positions of training people and returns everybody's features, harmonized by what was
-        learned from these alone.
+        Takes the numbers of training rows and returns the features of all rows, harmonized by what was fitted
+        on these alone.
     subject
-        Who each row is, where people come several times; they are never split.
-    folds
-        Default: five, from 400 people on three.
+        The participant of each row, where participants have several.
     """
-    parts = make_folds(pool, subject, folds, seed)
-    if parts is None:
+    from threadpoolctl import threadpool_limits
+
+    made = make_folds(pool, subject, folds, seed_for(seed, "report folds"))
+    if not made:
         return None
-    person, chosen = persons(subject, len(pool)), _some_features(before.shape[1], seed)
-    reads: dict[tuple[str, str, str], list[float]] = {}
-    signals: dict[tuple[str, str, str, str], list[float]] = {}
-    shares: dict[str, list[FloatArray]] = {"before": [], "after": []}
-    progress = Progress("Folds judged", len(parts))
-    with _quiet():
-        for done, (train, test) in enumerate(parts, start=1):
-            after = harmonize(train)
-            seen = before[:, chosen], after[:, chosen]
-            for key, value in _read_sites(pool, person, *seen, train, test, seed):
-                reads.setdefault(key, []).append(value)
-            for stage, x in zip(("before", "after"), seen, strict=True):
-                for name, value in _read_people(pool, x, train, test):
-                    signals.setdefault((*name, stage), []).append(value)
-            shares["before"].append(site_shares(pool, before, test))
-            shares["after"].append(site_shares(pool, after, test))
+    columns = _some_features(before.shape[1], seed)
+    site: list[dict[str, Any]] = []
+    signals: list[dict[str, Any]] = []
+    shares: list[FloatArray] = []
+    progress = Progress("Folds judged", len(made))
+    with threadpool_limits(1), quiet():
+        for done, fold in enumerate(made, start=1):
+            after = harmonize(fold.train)
+            features = {"before": before[:, columns], "after": after[:, columns]}
+            site += _site_rows(fold, features, seed)
+            signals += _signal_rows(fold, features)
+            shares.append(np.stack([site_shares(pool, x, fold.test) for x in (before, after)]))
             progress(done)
-    judged = np.concatenate([test for _, test in parts])
+    tested = np.concatenate([fold.test for fold in made])
+    scores = _over_folds(site, ["stage", "classifier", "fitted_on"], ["mean"])
+    scores["sd"] = scores.pop("mean_sd")
+    before_after = np.mean(shares, axis=0).round(5).tolist()
     return HeldOut(
-        readings=_reading_table(reads),
-        signals=_signal_table(signals),
-        shares={stage: np.mean(found, axis=0).round(5).tolist() for stage, found in shares.items()},
-        folds=len(parts),
-        people=len(np.unique(person[judged])),
-        sites=len(np.unique(pool.site[judged])),
+        site_scores=scores,
+        signals=_over_folds(signals, ["what", "measure", "where"], ["before", "after", "change"]),
+        shares=dict(zip(("before", "after"), before_after, strict=True)),
+        folds=len(made),
+        participants=len(np.unique(made[0].participant[tested])),
+        sites=len(np.unique(pool.site[tested])),
     )
-
-
-def make_folds(
-    pool: PooledDataset, subject: NDArray[Any] | None, folds: int | None, seed: int
-) -> list[tuple[IntArray, IntArray]] | None:
-    """Return (train, test) of each fold, sites in proportion and people whole; ``None`` if that cannot be.
-
-    People of sites with fewer than :data:`LEAST` stay in training, so that every site is known there, but
-    for who is held out at another site. A site that training does not know is not judged.
-    """
-    person = persons(subject, len(pool))
-    first = np.unique(person, return_index=True)[1]
-    counts = _people_of_sites(pool.site, person)
-    judged = counts[pool.site] >= LEAST
-    if len(np.unique(pool.site[judged])) < 2:
-        return None
-    count = folds or (3 if len(first) >= MANY else 5)
-    count = min(count, int(counts[counts >= LEAST].min()))
-    part = deal([pool.site[first]], [], count, seed_for(seed, "report folds"))[person]
-    found = []
-    for k in range(count):
-        test = (part == k) & judged
-        train = (part != k) | (~judged & ~np.isin(person, person[test]))
-        test &= np.isin(pool.site, pool.site[train])
-        if len(np.unique(pool.site[test])) > 1:
-            found.append((np.flatnonzero(train), np.flatnonzero(test)))
-    return found or None
-
-
-def persons(subject: NDArray[Any] | None, rows: int) -> IntArray:
-    """Return a number for who each row is: everybody another, unless told."""
-    if subject is None:
-        return np.arange(rows)
-    return np.unique(np.asarray(subject).astype(str), return_inverse=True)[1].astype(np.intp)
-
-
-def _people_of_sites(site: IntArray, person: IntArray) -> IntArray:
-    """Return how many people each site has; who was at two counts at both."""
-    return np.bincount(np.unique(np.column_stack([site, person]), axis=0)[:, 0])
-
-
-def some_people(pool: PooledDataset, most: int, seed: int) -> IntArray:
-    """Return at most so many rows, every site in proportion."""
-    if len(pool) <= most:
-        return np.arange(len(pool))
-    return pool.split(most / len(pool), stratify="site", random_state=seed)[1]
 
 
 def _some_features(count: int, seed: int) -> IntArray:
-    if count <= FEATURES:
+    if count <= MOST_FEATURES:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed_for(seed, "features")).permutation(count)[:FEATURES])
+    return np.sort(np.random.default_rng(seed_for(seed, "features")).permutation(count)[:MOST_FEATURES])
 
 
-# -- the site ----------------------------------------------------------------------------------------------
-
-
-def _read_sites(
-    pool: PooledDataset,
-    person: IntArray,
-    before: FloatArray,
-    after: FloatArray,
-    train: IntArray,
-    test: IntArray,
-    seed: int,
-) -> Iterator[tuple[tuple[str, str, str], float]]:
-    rng = np.random.default_rng(seed_for(seed, f"shuffled {test[0]}"))
-    site = pool.site
-    shuffled = site.copy()
-    shuffled[train] = rng.permutation(site[train])
-    stages = {
-        "before": (np.hstack([before, pool.C]), site),
-        "after": (np.hstack([after, pool.C]), site),
-        "covariates": (pool.C, site),
-        "shuffled": (np.hstack([after, pool.C]), shuffled),
-    }
-    halves = _halves(site, person, test, rng)
-    for stage, (x, labels) in stages.items():
+def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterator[dict[str, Any]]:
+    """Predict the site from each stage, by classifiers fitted on training rows and among test rows."""
+    rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
+    stages = {stage: fold.with_covariates(x) for stage, x in features.items()}
+    stages |= {"covariates": fold.pool.C, "shuffled": stages["after"]}
+    shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
+    for stage, x in stages.items():
         if not x.shape[1]:
             continue
-        for name, reader in _site_readers(seed):
-            reader.fit(x[train], labels[train])
-            yield (stage, name, "training people"), _balanced(site[test], reader.predict(x[test]))
-        # A harmonizer makes its training people's sites alike by construction, so that readers fitted on them
-        # may miss how far those of new people are apart. These never saw a training person.
-        if halves is not None:
-            for name, reader in (("logistic", _logistic(0.3, balanced=True)), ("tree", _tree(seed))):
-                yield (stage, name, "held-out people"), _read_halves(reader, x, site, halves, stage, rng)
+        site = shuffled if stage == "shuffled" else None
+        trained = fold.site_scores(x, REPORTED, site=site, seed=seed)
+        for fitted_on, scores in (
+            ("training participants", {one.classifier: one.balanced_accuracy for one in trained}),
+            ("held-out participants", fold.site_scores_among_test(x, shuffled=site is not None, seed=seed)),
+        ):
+            for name, value in scores.items():
+                yield {"stage": stage, "classifier": name, "fitted_on": fitted_on, "mean": value}
 
 
-def _halves(
-    site: IntArray, person: IntArray, test: IntArray, rng: np.random.Generator
-) -> tuple[IntArray, IntArray] | None:
-    """Return the held-out people in two halves with all their sites in both, or ``None``."""
-    if _people_of_sites(site[test], person[test])[np.unique(site[test])].min() < 2:
-        return None
-    _, first, who = np.unique(person[test], return_index=True, return_inverse=True)
-    half = deal([site[test][first]], [], 2, int(rng.integers(2**31)))[who]
-    one, two = test[half == 0], test[half == 1]
-    return (one, two) if set(site[one]) == set(site[two]) else None
-
-
-def _read_halves(
-    reader: Any,
-    x: FloatArray,
-    site: IntArray,
-    halves: tuple[IntArray, IntArray],
-    stage: str,
-    rng: np.random.Generator,
-) -> float:
-    found = []
-    for fitted, read in (halves, halves[::-1]):
-        labels = rng.permutation(site[fitted]) if stage == "shuffled" else site[fitted]
-        found.append(_balanced(site[read], reader.fit(x[fitted], labels).predict(x[read])))
-    return float(np.mean(found))
-
-
-def _site_readers(seed: int) -> Iterator[tuple[str, Any]]:
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.neural_network import MLPClassifier
-
-    state = seed_for(seed, "readers") % 2**32
-    yield "logistic", _logistic(0.3, balanced=True)
-    yield "tree", _tree(seed)
-    yield (
-        "trees",
-        ExtraTreesClassifier(TREES, class_weight="balanced", min_samples_leaf=2, random_state=state),
-    )
-    yield "network", _standardised(MLPClassifier((64,), max_iter=40, random_state=state))
-
-
-def _balanced(true: IntArray, said: NDArray[Any]) -> float:
-    """Return the share of each site's people that were found, averaged over sites."""
-    return float(np.mean([(said[true == k] == k).mean() for k in np.unique(true)]))
-
-
-def _reading_table(reads: dict[tuple[str, str, str], list[float]]) -> Columns:
-    table: Columns = {name: [] for name in ("stage", "reader", "fitted_on", "mean", "sd")}
-    for (stage, reader, fitted_on), values in reads.items():
-        row = (stage, reader, fitted_on, *_summary(values))
-        for name, value in zip(table, row, strict=True):
-            table[name].append(value)
-    return table
-
-
-# -- what people brought -----------------------------------------------------------------------------------
-
-
-def _read_people(
-    pool: PooledDataset, x: FloatArray, train: IntArray, test: IntArray
-) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """Read each covariate and the target from features alone."""
-    first = True
-    for name, values, is_class in _variables(pool):
-        if is_class:
-            yield from _read_class(pool, name, values, x, train, test)
-            continue
-        reader = _ridge().fit(x[train], values[train])
-        said = reader.predict(x[test])
-        yield (name, "R²", "all"), _r2(values[test], said)
-        yield (name, "R²", "within sites"), _within(pool.site, values, x, train, test)
-        if first:
-            yield (name, "R²", "left-out sites"), _left_out(pool, values, x, train, test, reader[-1].alpha_)
-        first = False
+def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
+    """Predict each covariate and the target from features alone."""
+    numbers = 0
+    for name, values, is_class in _variables(fold.pool):
+        numbers += not is_class
+        score = fold.class_scores if is_class else fold.number_scores
+        before, after = (score(x, values) for x in features.values())
+        for where, value in before.items():
+            if where == "left-out sites" and numbers > 1:
+                continue
+            row = {"what": name, "measure": "AUC" if is_class else "R²", "where": where}
+            yield row | {"before": value, "after": after[where], "change": after[where] - value}
 
 
 def _variables(pool: PooledDataset) -> Iterator[tuple[str, NDArray[Any], bool]]:
-    """Give name, values and whether these are classes, of what varies."""
+    """Yield name, values and whether these are classes, of covariates and target that vary."""
     for k, covariate in enumerate(pool.covariates):
-        values = pool.C[:, k]
-        distinct = len(np.unique(values))
+        distinct = len(np.unique(pool.C[:, k]))
         if distinct > 1:
-            yield covariate.name, values, distinct == 2
+            yield covariate.name, pool.C[:, k], distinct == 2
     if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
         is_class = pool.task == "class"
         yield pool.target_name, pool.y.astype(str) if is_class else pool.y, is_class
 
 
-def _read_class(
-    pool: PooledDataset, name: str, values: NDArray[Any], x: FloatArray, train: IntArray, test: IntArray
-) -> Iterator[tuple[tuple[str, str, str], float]]:
-    if len(np.unique(values[train])) < 2:
-        return
-    reader = _logistic(0.05).fit(x[train], values[train])
-    score = reader.predict_proba(x[test])
-    yield (name, "AUC", "all"), _auc(values[test], score, reader.classes_)
-    sites = pool.site[test]
-    areas, weights = [], []
-    for own in (sites == k for k in np.unique(sites)):
-        area = _auc(values[test][own], score[own], reader.classes_)
-        if np.isfinite(area):
-            areas.append(area)
-            weights.append(own.sum())
-    yield (name, "AUC", "within sites"), float(np.average(areas, weights=weights)) if areas else float("nan")
-
-
-def _auc(true: NDArray[Any], score: FloatArray, classes: NDArray[Any]) -> float:
-    """Return the area under the ROC curve, averaged over classes where there are more than two."""
-    from scipy.stats import rankdata
-
-    areas = []
-    for k in [1] if len(classes) == 2 else range(len(classes)):
-        own = true == classes[k]
-        if 0 < own.sum() < len(own):
-            ranks = rankdata(score[:, k])[own]
-            areas.append((ranks.mean() - (own.sum() + 1) / 2) / (~own).sum())
-    return float(np.mean(areas)) if areas else float("nan")
-
-
-def _r2(true: FloatArray, said: FloatArray) -> float:
-    total = float(((true - true.mean()) ** 2).sum())
-    return 1 - float(((true - said) ** 2).sum()) / total if total > 0 else float("nan")
-
-
-def _within(site: IntArray, values: FloatArray, x: FloatArray, train: IntArray, test: IntArray) -> float:
-    """Return R² of what differs between people of one site, so that knowing the site helps nobody.
-
-    The reader learns from differences within sites too: one that learns from everybody leaves to a readable
-    site what lies between sites, and weighs features for what is within, which flatters raw features.
-    """
-    true, features = values.astype(np.float64), x.astype(np.float64)
-    for part in (train, test):
-        for k in np.unique(site[part]):
-            own = part[site[part] == k]
-            true[own] -= true[own].mean()
-            features[own] -= features[own].mean(axis=0)
-    return _r2(true[test], _ridge().fit(features[train], true[train]).predict(features[test]))
-
-
-def _left_out(
-    pool: PooledDataset, values: FloatArray, x: FloatArray, train: IntArray, test: IntArray, alpha: float
-) -> float:
-    """Return R² where each site in turn is left out of the regression, never of the harmonizer."""
-    scale = x[train].std(axis=0)
-    z = (x - x[train].mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    said = np.empty(len(test))
-    for k in np.unique(pool.site[test]):
-        others, own = train[pool.site[train] != k], test[pool.site[test] == k]
-        centre = z[others].mean(axis=0)
-        a, goal = z[others] - centre, values[others].mean()
-        weights = np.linalg.solve(a.T @ a + alpha * np.eye(a.shape[1]), a.T @ (values[others] - goal))
-        said[pool.site[test] == k] = (z[own] - centre) @ weights + goal
-    return _r2(values[test], said)
-
-
-def _signal_table(signals: dict[tuple[str, str, str, str], list[float]]) -> Columns:
-    names = ("what", "measure", "where", "before", "before_sd", "after", "after_sd", "change", "change_sd")
-    table: Columns = {name: [] for name in names}
-    for what, measure, where, stage in signals:
-        if stage == "after":
-            continue
-        before, after = (np.array(signals[what, measure, where, s]) for s in ("before", "after"))
-        row = (what, measure, where, *_summary(before), *_summary(after), *_summary(after - before))
-        for name, value in zip(table, row, strict=True):
-            table[name].append(value)
-    return table
-
-
-def _summary(values: Any) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation over folds that have a value; JSON knows no NaN."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return None, None
-    return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
-
-
-# -- estimators --------------------------------------------------------------------------------------------
-
-
-def _logistic(strength: float, *, balanced: bool = False) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    weight = "balanced" if balanced else None
-    return _standardised(LogisticRegression(C=strength, max_iter=100, class_weight=weight))
-
-
-def _tree(seed: int) -> Any:
-    """Return a reader that finds what others miss: a value that many share, moved by each site elsewhere."""
-    from sklearn.tree import DecisionTreeClassifier
-
-    state = seed_for(seed, "tree") % 2**32
-    return DecisionTreeClassifier(class_weight="balanced", min_samples_leaf=2, random_state=state)
-
-
-def _ridge() -> Any:
-    from sklearn.linear_model import RidgeCV
-
-    return _standardised(RidgeCV(np.logspace(0, 4, 9)))
-
-
-def _standardised(estimator: Any) -> Any:
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), estimator)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep remarks on convergence and small sites out of the terminal, and to one thread."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: list[str]) -> Columns:
+    """Return means and standard deviations over folds, ``None`` where there is none: JSON has no NaN."""
+    grouped = pd.DataFrame(rows, columns=[*keys, *values]).groupby(keys, sort=False)[values]
+    means, deviations = grouped.mean(), grouped.std()
+    for place, name in enumerate(values):
+        means.insert(2 * place + 1, f"{name}_sd", deviations[name])
+    table = means.reset_index().astype(object)
+    return {str(name): list(column) for name, column in table.where(table.notna(), None).items()}

@@ -1,9 +1,8 @@
-"""ΔEq and M as the paper's text defines them, in bounded memory.
+"""Scores, each once: predictions, equivariance (ΔEq), difference between sites (M), similarity with truth.
 
-Both take the row-wise normalisation z̃ of the paper's appendix. One kernel and one normalisation for all
-methods. ΔEq of one covariate is exact in linear time. M, and ΔEq of several covariates, compare all pairs:
-they are exact up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in proportion of the
-sites.
+ΔEq and M are the paper's, on rows normalised to [0, 1] (the paper's z̃), with one kernel for all methods. ΔEq
+of one covariate is exact in linear time. M, and ΔEq of several covariates, compare all pairs: they are exact
+up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in proportion of the sites.
 """
 
 from __future__ import annotations
@@ -14,6 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import spearmanr
+from sklearn.linear_model import RidgeCV
+from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from equipool.data import PooledDataset
@@ -21,22 +25,142 @@ from equipool.exceptions import InputError
 from equipool.randomness import seed_for
 
 __all__ = [
+    "SCORES_VERSION",
     "Columns",
     "Discrepancy",
     "adjusted",
+    "age_from_tau",
+    "auc",
+    "correlation_with_clean",
     "delta_eq",
     "discrepancy",
+    "equivariance_of",
+    "left_out_site_r2",
     "mmd_measure",
     "normalise_rows",
+    "r2",
+    "r2_with_clean",
+    "ridge",
     "site_shares",
+    "within_site_r2",
 ]
 
+SCORES_VERSION = 1  # raise it when a score or a classifier changes: results that were kept are computed anew
+
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
 Columns = dict[str, list[Any]]
-CURVATURE = 0.05
+CURVATURE = 0.05  # ridge on squared covariates, so that their trend is straight between sites' ranges
 
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
 MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
+
+
+# -- predictions of a covariate or the target --------------------------------------------------------------
+
+
+def ridge() -> Any:
+    """Return a ridge regression of standardised features with a cross-validated penalty."""
+    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 4, 9)))
+
+
+def r2(true: FloatArray, predicted: FloatArray) -> float:
+    """R² = 1 − Σ(y − ŷ)² / Σ(y − ȳ)²; NaN where y does not vary."""
+    return float(r2_score(true, predicted)) if len(true) > 1 and np.ptp(true) > 0 else float("nan")
+
+
+def within_site_r2(
+    x: FloatArray, values: FloatArray, site: IntArray, train: IntArray, test: IntArray
+) -> float:
+    """R² of differences between rows of one site, so that predicting the site is of no use.
+
+    The regression is fitted on such differences too. One that is fitted on all differences leaves to a
+    predictable site what lies between sites, and so flatters raw features.
+    """
+    y, x = values.astype(np.float64), x.astype(np.float64)
+    for part in (train, test):
+        for k in np.unique(site[part]):
+            rows = part[site[part] == k]
+            y[rows] -= y[rows].mean()
+            x[rows] -= x[rows].mean(axis=0)
+    return r2(y[test], ridge().fit(x[train], y[train]).predict(x[test]))
+
+
+def left_out_site_r2(
+    x: FloatArray, values: FloatArray, site: IntArray, train: IntArray, test: IntArray
+) -> float:
+    """R² where each site in turn is left out of the regression (never of the harmonizer)."""
+    predicted = np.empty(len(test))
+    for k in np.unique(site[test]):
+        others, rows = train[site[train] != k], site[test] == k
+        predicted[rows] = ridge().fit(x[others], values[others]).predict(x[test[rows]])
+    return r2(values[test], predicted)
+
+
+def auc(
+    true: NDArray[Any], probability: FloatArray, classes: NDArray[Any], site: NDArray[Any] | None = None
+) -> float:
+    """Area under the ROC curve, averaged over classes where there are more than two; NaN without two classes.
+
+    ``probability`` is (rows, classes). With ``site``, pairs of rows of one site count alone: the mean of the
+    sites' areas, weighted by their numbers of pairs.
+    """
+    groups = [np.arange(len(true))] if site is None else [np.flatnonzero(site == s) for s in np.unique(site)]
+    areas = []
+    for k in [1] if len(classes) == 2 else range(len(classes)):
+        positive = true == classes[k]
+        pairs = [int(positive[rows].sum() * (~positive[rows]).sum()) for rows in groups]
+        each = [
+            roc_auc_score(positive[rows], probability[rows, k]) if count else 0.0
+            for rows, count in zip(groups, pairs, strict=True)
+        ]
+        if any(pairs):
+            areas.append(np.average(each, weights=pairs))
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+def age_from_tau(
+    tau: ArrayLike, age: ArrayLike, tau_test: ArrayLike, age_test: ArrayLike
+) -> tuple[float, float]:
+    """Return R² and rank correlation of the age that a ridge regression predicts from τ."""
+    predicted = RidgeCV(np.logspace(-3, 3, 7)).fit(tau, age).predict(tau_test)
+    return float(r2_score(age_test, predicted)), float(spearmanr(age_test, predicted).statistic)
+
+
+def equivariance_of(estimator: Any, X: Any) -> float:
+    """Return the largest relative error of Φ(ρ(t)ℓ) = ρ(t)Φ(ℓ) at the latents of X; NaN without a Φ."""
+    from equipool.data import Volumes
+    from equipool.estimators.training_data import through
+    from equipool.groups.testing import equivariance_error
+
+    network = estimator.network_
+    if not hasattr(network, "one"):
+        return float("nan")
+    one, two = network.one, network.two
+    with torch.no_grad():
+        some = X[:512] if isinstance(X, Volumes) else np.asarray(X)[:512]
+        latents = through(one.latent, estimator._scaled(some))
+    return equivariance_error(
+        lambda latent: two.phi(*one.at_reference(latent)), one.action, out=two.out, inputs=latents, span=0.25
+    )
+
+
+# -- similarity with features that no site touched ---------------------------------------------------------
+
+
+def r2_with_clean(x: FloatArray, clean: FloatArray) -> float:
+    """Return the mean over features of R² with the clean ones, after both means, which cannot be known."""
+    return float(r2_score(clean - clean.mean(axis=0), x - x.mean(axis=0)))
+
+
+def correlation_with_clean(x: FloatArray, clean: FloatArray) -> float:
+    """Return the mean over rows of the correlation of a row with the clean one."""
+    x, clean = (z.astype(np.float64) - z.mean(axis=1, keepdims=True, dtype=np.float64) for z in (x, clean))
+    products = (x * clean).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (clean**2).sum(axis=1))
+    return float(products.mean())
+
+
+# -- ΔEq and M ---------------------------------------------------------------------------------------------
 
 
 def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
@@ -57,9 +181,8 @@ def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
 def delta_eq(tau: ArrayLike, covariate: ArrayLike) -> float:
     """ΔEq: the mean over all pairs of ``|c_i − c_j|`` ‖τ̃_i − τ̃_j‖².
 
-    The paper sums over pairs; the mean does not grow with the number of people. Covariates are scaled to a
-    range of 1 here, so that the unit does not matter either. With several covariates, ``|·|`` is the length,
-    and of more than 20 000 rows as many are drawn.
+    The paper sums over pairs; the mean does not grow with their number. Covariates are scaled to a range of
+    1, so that the unit does not matter either. With several, ``|·|`` is the Euclidean length.
     """
     vectors = torch.from_numpy(normalise_rows(tau))
     c = np.asarray(covariate, dtype=np.float64).reshape(len(vectors), -1)
@@ -83,15 +206,14 @@ def _one_by_one(vectors: Tensor, age: Tensor) -> float:
     There c_j − c_i ≥ 0 for all that came before, and the product of that with s_i + s_j − 2 v_i·v_j, where s
     are squared lengths, needs only sums over these: of 1, c, s, c·s, v and c·v.
     """
-    order = torch.argsort(age)
     centre = vectors.mean(dim=0)
     before, total = torch.zeros(2, 2 + vectors.shape[1], dtype=vectors.dtype), 0.0
-    for some in order.split(BLOCK):
-        c, v = age[some].unsqueeze(1), vectors[some] - centre
-        known = torch.cat([torch.ones_like(c), v.square().sum(dim=1, keepdim=True), v], dim=1)
-        sums = torch.stack([known, c * known]).cumsum(dim=1) + before.unsqueeze(1)
+    for rows in torch.argsort(age).split(BLOCK):
+        c, v = age[rows].unsqueeze(1), vectors[rows] - centre
+        terms = torch.cat([torch.ones_like(c), v.square().sum(dim=1, keepdim=True), v], dim=1)
+        sums = torch.stack([terms, c * terms]).cumsum(dim=1) + before.unsqueeze(1)
         moved = c * sums[0] - sums[1]  # Σ_i (c_j − c_i)(1, s_i, v_i)
-        total += (known[:, 1] @ moved[:, 0] + moved[:, 1].sum() - 2 * (v * moved[:, 2:]).sum()).item()
+        total += (terms[:, 1] @ moved[:, 0] + moved[:, 1].sum() - 2 * (v * moved[:, 2:]).sum()).item()
         before = sums[:, -1]
     return 2 * total
 
@@ -99,12 +221,10 @@ def _one_by_one(vectors: Tensor, age: Tensor) -> float:
 def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> float:
     """M: the squared MMD of equation (7) between sites, averaged over pairs of sites.
 
-    The kernel is exp(−6‖z̃ − z̃'‖²/n) on rows normalised to [0, 1]: n/6 is the expected squared distance of two
-    points of the unit cube, so the width needs no choice and is the same for all methods. All pairs are
-    compared; of more than 20 000 rows as many are drawn, at least 2 of each site. ``unbiased`` leaves
-    a person's distance to itself out, so that M is 0 on average where sites do not differ, however few people
-    they have, and may come out slightly negative; the V-statistic (``unbiased=False``) adds about
-    1/people of the smallest site, more for codes that spread.
+    The kernel is exp(−6‖z̃ − z̃'‖²/n): n/6 is the expected squared distance of two points of the unit cube, so
+    the width needs no choice. ``unbiased`` leaves each row's distance to itself out: M is 0 on average where
+    sites do not differ, and may come out slightly negative. The V-statistic (``unbiased=False``) adds about
+    one over the rows of the smallest site, more for codes that spread.
     """
     rows, member, count = _compared(z, site)
     return _mean_of_pairs(_sums_by_site(rows, member[None], count)[0], member, count, unbiased)
@@ -124,10 +244,10 @@ def discrepancy(z: ArrayLike, site: ArrayLike, *, draws: int = 50, seed: int = 0
     rows, member, count = _compared(z, site)
     rng = np.random.default_rng(seed_for(seed, "shuffled"))
     shuffled = [member[torch.from_numpy(rng.permutation(len(member)))] for _ in range(draws)]
-    own, *others = _sums_by_site(rows, torch.stack([member, *shuffled]), count)
+    true, *others = _sums_by_site(rows, torch.stack([member, *shuffled]), count)
     return Discrepancy(
-        _mean_of_pairs(own, member, count, unbiased=True),
-        _mean_of_pairs(own, member, count, unbiased=False),
+        _mean_of_pairs(true, member, count, unbiased=True),
+        _mean_of_pairs(true, member, count, unbiased=False),
         np.array([_mean_of_pairs(gram, member, count, unbiased=True) for gram in others]),
     )
 
@@ -142,9 +262,9 @@ def _compared(z: ArrayLike, site: ArrayLike) -> tuple[Tensor, Tensor, int]:
 
 
 def _sums_by_site(rows: Tensor, members: Tensor, count: int) -> Tensor:
-    """Return the kernel summed over pairs of people by their sites, (draws, sites, sites).
+    """Return the kernel summed over pairs of rows by their sites, (draws, sites, sites).
 
-    Each row of ``members`` is one way to say of which sites people are.
+    Each row of ``members`` assigns the rows to sites.
     """
     belongs = torch.nn.functional.one_hot(members.mT, count).to(rows.dtype)  # (rows, draws, sites)
     grams = rows.new_zeros(len(members), count, count)
@@ -160,7 +280,7 @@ def _mean_of_pairs(gram: Tensor, member: Tensor, count: int, unbiased: bool) -> 
     sizes = torch.bincount(member, minlength=count).to(torch.float64)
     within = gram.diagonal() / sizes**2
     if unbiased:
-        # k(z, z) = 1 for each person; a site of one person has nobody to compare it with.
+        # k(z, z) = 1; a site of one row has no pairs.
         within = torch.where(sizes > 1, (gram.diagonal() - sizes) / (sizes * (sizes - 1)), 1.0)
     between = gram / torch.outer(sizes, sizes)
     total = (count - 1) * within.sum() - (between.sum() - between.diagonal().sum())
@@ -190,21 +310,21 @@ def _sample(codes: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.sort(order[place < np.repeat(share, counts)])
 
 
-# -- how much of each feature is the site's ---------------------------------------------------------------
+# -- the site's share of each feature's variance -----------------------------------------------------------
 
 
 def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatArray:
-    """Return for each feature the share of its variance that is the site's, covariates taken out.
+    """Return ω² of the site for each feature, (features,): its share of the variance, covariates adjusted.
 
-    ω², which is 0 on average where the site does nothing; below 0 it is given as 0. With ``rows``, in these
-    people; the covariates' course is still everybody's.
+    ω² = (SS_between − (S − 1) MS_error) / (SS_total + MS_error) is 0 on average where the site does nothing;
+    below 0 it is given as 0. With ``rows``, in these rows; the trend of the covariates is still that of all.
     """
     rows = np.arange(len(pool)) if rows is None else rows
-    site, left = pool.site[rows], adjusted(pool, x)[rows]
-    left = left - left.mean(axis=0)
-    total = (left**2).sum(axis=0)
+    site, residuals = pool.site[rows], adjusted(pool, x)[rows]
+    residuals = residuals - residuals.mean(axis=0)
+    total = (residuals**2).sum(axis=0)
     present = np.unique(site)
-    between = sum((site == k).sum() * left[site == k].mean(axis=0) ** 2 for k in present)
+    between = sum((site == k).sum() * residuals[site == k].mean(axis=0) ** 2 for k in present)
     error = (total - between) / max(len(rows) - len(present), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (between - (len(present) - 1) * error) / (total + error)
@@ -213,16 +333,15 @@ def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatAr
 
 
 def adjusted(pool: PooledDataset, x: FloatArray) -> FloatArray:
-    """Return features at the mean covariates: a common course of the covariates, beside sites, taken out."""
+    """Return features at the mean covariates: minus a quadratic trend that all sites share."""
     if not pool.C.shape[1]:
         return x
     c = pool.scaled
-    course = np.hstack([c, c**2])
-    course = course - course.mean(axis=0)
+    trend = np.hstack([c, c**2])
+    trend = trend - trend.mean(axis=0)
     present = np.unique(pool.site)
-    design = np.hstack([(pool.site[:, None] == present).astype(np.float64), course])
-    # A ridge on the squares: where sites' covariates do not overlap, the course between them is straight.
+    design = np.hstack([(pool.site[:, None] == present).astype(np.float64), trend])
     penalty = np.diag(np.repeat([1e-9, CURVATURE], [len(present) + c.shape[1], c.shape[1]]) * len(c))
     coefficients = np.linalg.solve(design.T @ design + penalty, design.T @ x)
-    result: FloatArray = x - course @ coefficients[len(present) :]
+    result: FloatArray = x - trend @ coefficients[len(present) :]
     return result

@@ -1,7 +1,7 @@
-"""Voxel-wise statistics: t-maps of a target with covariates adjusted, clusters, and how they meet the truth.
+"""Voxel-wise statistics: t-maps of a target with covariates adjusted, clusters, comparison with the truth.
 
-One ordinary least-squares regression for each voxel, all with the same design, so one QR decomposition serves
-all of them. Voxels are read a block at a time: memory does not grow with their number.
+One ordinary least-squares regression for each voxel, all with the same design, so that one QR decomposition
+serves all of them. Voxels are read a block at a time: memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -13,52 +13,39 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import ndimage, special, stats
+from scipy import ndimage, sparse, special, stats
 
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
 
-__all__ = [
-    "Correction",
-    "Detection",
-    "StatMap",
-    "clusters",
-    "detection",
-    "detection_at",
-    "in_volume",
-    "stat_map",
-]
+__all__ = ["Correction", "Detection", "StatMap", "clusters", "detection", "in_volume", "stat_map"]
 
 Correction = Literal["bonferroni", "fdr"] | None
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-BLOCK = 2**23  # numbers read at once, people × voxels: 32 MiB
-TILE = 256  # voxels computed at once
-COLLINEAR = 1e-8  # what is left of a column of the design, as a share of it, where nothing is its own
+BLOCK = 2**23  # numbers read at once, rows × voxels: 32 MiB
+TILE = 256  # voxels computed at once, which fit into the processor's cache
+COLLINEAR = 1e-8  # residual of a column of the design, as a share of it, that counts as none
 EPS = float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
 class StatMap:
-    """What each voxel tells about the target, covariates adjusted; arrays are (voxels,).
+    """The effect of a target on each voxel, covariates adjusted; arrays are (voxels,).
 
     Parameters
     ----------
-    t
-        Student's t of the target's coefficient; 0 where a voxel could not be tested.
-    p
-        Its two-sided p-value, uncorrected; 1 where a voxel could not be tested.
+    t, p
+        Student's t of the target's coefficient and its two-sided p-value, uncorrected; 0 and 1 where a voxel
+        could not be tested.
     effect
-        The coefficient, in the units of the values: the difference between the two classes, or the change
-        for 1 of a numeric target.
-    df
-        Residual degrees of freedom.
+        The coefficient, in the units of the values: the difference between the two classes, or the slope.
+    df, n
+        Residual degrees of freedom, and the number of participants.
     name
         What the map is called in figures and files.
-    n
-        How many people.
     tested
         False where a voxel never varies, or not beyond what covariates and sites explain.
     contrast
@@ -77,53 +64,19 @@ class StatMap:
     def significant(self, *, alpha: float = 0.001, correction: Correction = "bonferroni") -> BoolArray:
         """Return the voxels that are significant at ``alpha`` over all tested ones.
 
-        Parameters
-        ----------
-        alpha
-            The level: of one false voxel anywhere (Bonferroni), or the share of false ones among those
-            found (FDR).
-        correction
-            ``"bonferroni"``: p < alpha / tested voxels, as in the paper; ``"fdr"``: Benjamini and Hochberg;
-            None: p < alpha.
+        ``"bonferroni"``: p < alpha / tested voxels, as in the paper; ``"fdr"``: the false discovery rate of
+        Benjamini and Hochberg; None: p < alpha.
         """
         if not 0 < alpha < 1:
             raise InputError(f"alpha must lie between 0 and 1. Got {alpha}.")
         if correction not in ("bonferroni", "fdr", None):
             raise InputError(f"correction must be 'bonferroni', 'fdr' or None. Got {correction!r}.")
-        if not self.tested.any():
-            return np.zeros_like(self.tested)
-        if correction == "fdr":
-            found = np.zeros_like(self.tested)
-            found[self.tested] = stats.false_discovery_control(self.p[self.tested]) <= alpha
-            return found
-        level = alpha / self.tested.sum() if correction == "bonferroni" else alpha
+        significant = np.zeros_like(self.tested)
+        if correction == "fdr" and self.tested.any():
+            significant[self.tested] = stats.false_discovery_control(self.p[self.tested]) <= alpha
+            return significant
+        level = alpha / max(int(self.tested.sum()), 1) if correction == "bonferroni" else alpha
         return self.tested & (self.p < level)
-
-
-@dataclass(frozen=True)
-class Detection:
-    """How a map meets the truth.
-
-    Parameters
-    ----------
-    found
-        The share of truly affected voxels that are called.
-    false
-        The share of unaffected voxels that are called.
-    auc
-        The area under the ROC curve: how often an affected voxel has a larger score than an unaffected one.
-    threshold
-        Voxels with a score above it are called; the score is ``|t|``, or t in the true effect's direction.
-    affected, unaffected
-        How many voxels there are of either.
-    """
-
-    found: float
-    false: float
-    auc: float
-    threshold: float
-    affected: int
-    unaffected: int
 
 
 def stat_map(
@@ -141,21 +94,17 @@ def stat_map(
     Parameters
     ----------
     values
-        People by voxels: an array, or an object with ``shape`` and ``columns(start, stop)``, such as
+        (rows, voxels): an array, or an object with ``shape`` and ``columns(start, stop)``, such as
         memory-mapped volumes, which is read a block at a time.
     target
         Two classes, as any labels, or numbers. The effect is the second class in sorted order minus the
         first, or ``positive`` minus the other; for more than two numbers it is the slope.
     covariates
-        What to adjust for, linearly: (n,) or (n, K) numbers; a column of two text levels is
-        0 and 1.
+        What to adjust for, linearly: (rows,) or (rows, K); a column of two text levels is 0 and 1.
     sites
-        Labels; given, each site has an intercept of its own.
-    positive
-        The class whose excess is a positive effect.
+        Labels; each site then has an intercept.
     subject
-        Whose each row is, where people have several: visits of one person are no independent people, so each
-        person counts once, with the means of their rows.
+        The participant of each row, where participants have several: each counts once, with mean values.
     name
         What the map is called in figures and files.
 
@@ -174,59 +123,40 @@ def stat_map(
         )
     n, voxels = values.shape
     y, contrast = _target(target, n, positive)
-    persons = None if subject is None else _Persons.of(subject, y, n, classes=bool(contrast))
-    basis, scale = _basis(y, n, covariates, sites, persons)
+    means = None if subject is None else _participant_means(subject, y, n, classes=bool(contrast))
+    basis, scale = _basis(y, n, covariates, sites, means)
     n = len(basis)
     df = n - basis.shape[1]
-    effect, t = np.zeros(voxels), np.zeros(voxels)
-    tested = np.zeros(voxels, dtype=bool)
+    effect, t, tested = np.zeros(voxels), np.zeros(voxels), np.zeros(voxels, dtype=bool)
     for start, tile in _tiles(values):
-        own = slice(start, start + tile.shape[1])
-        if persons is not None:
-            tile = persons.means(tile)
-        effect[own], t[own], tested[own] = _regress(tile, basis, scale, df)
+        part = slice(start, start + tile.shape[1])
+        effect[part], t[part], tested[part] = _regress(tile if means is None else means @ tile, basis, scale)
     p = np.where(tested, 2 * special.stdtr(df, -np.abs(t)), 1.0)
     return StatMap(t, p, effect, df, name, n, tested, contrast)
 
 
-@dataclass(frozen=True, eq=False)
-class _Persons:
-    """Whose each row is: the rows in order of persons, and where each person's begin."""
-
-    order: NDArray[np.intp]
-    starts: NDArray[np.intp]
-
-    @classmethod
-    def of(cls, subject: Any, target: FloatArray, n: int, *, classes: bool) -> _Persons:
-        """Sort rows by person; someone of two classes is refused."""
-        _check_length("subject", subject, n)
-        labels = parse_labels(subject)
-        if None in labels:
-            raise InputError(f"subject is empty in row {list(labels).index(None) + 1}; say whose row it is.")
-        names, codes = np.unique(labels.astype(str), return_inverse=True)
-        order = np.argsort(codes, kind="stable")
-        persons = cls(order, np.searchsorted(codes[order], np.arange(len(names))))
-        share = persons.means(target[:, None])[:, 0]
-        mixed = names[(share > 0) & (share < 1)] if classes else names[:0]
-        if len(mixed):
-            raise InputError(
-                f"{plural(len(mixed), 'person is', 'people are')} of one class of the target at one visit, "
-                f"of the other at another ({listed(mixed)}); give the visits of one class, or one a person."
-            )
-        return persons
-
-    def means(self, rows: FloatArray) -> FloatArray:
-        """Return each person's mean of columns (rows, …)."""
-        count = np.diff(self.starts, append=len(self.order))
-        total: FloatArray = np.add.reduceat(rows[self.order], self.starts, axis=0)
-        return total / count[:, None]
+def _participant_means(subject: Any, target: FloatArray, n: int, *, classes: bool) -> sparse.csr_array:
+    """Return the matrix that averages rows by participant, (participants, rows); nobody has two classes."""
+    labels = _labels("subject", subject, n, "subject is empty in row {}; say whose row it is.")
+    names, codes, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+    means = sparse.csr_array((1.0 / counts[codes], (codes, np.arange(n))))
+    highest, lowest = np.full(len(names), -np.inf), np.full(len(names), np.inf)
+    np.maximum.at(highest, codes, target)
+    np.minimum.at(lowest, codes, target)
+    mixed = names[highest > lowest]
+    if classes and len(mixed):
+        raise InputError(
+            f"{plural(len(mixed), 'participant is', 'participants are')} of one class of the target at one "
+            f"visit, of the other at another ({listed(mixed)}); give the visits of one class, or one a "
+            "participant."
+        )
+    return means
 
 
 def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
-    """Give a few voxels at a time, checked, with the number of the first one.
+    """Yield a few voxels at a time, checked, with the number of the first one.
 
-    Much is read at once but little computed at once: a tile stays in the processor's cache, and since tiles
-    begin at the same voxels whatever the size of a block, the results are the same to the last bit.
+    Tiles begin at the same voxels whatever the size of a block, so results are the same to the last bit.
     """
     n, voxels = values.shape
     width = TILE * max(BLOCK // (n * TILE), 1)
@@ -245,29 +175,44 @@ def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
         del block  # or two of them would be held while the next one is read
 
 
-def _regress(
-    tile: FloatArray, basis: FloatArray, scale: float, df: int
-) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Return effect, t and what could be tested; the target is the last column of the orthonormal basis."""
+def _regress(tile: FloatArray, basis: FloatArray, scale: float) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Return effect, t and what could be tested; the target is the last column of the orthonormal basis Q.
+
+    With b = Qᵀy the residual sum of squares is ‖y − Qb‖², the effect b_K / scale, and t = b_K / s.
+    """
     part = basis.T @ tile
-    residual = tile - basis @ part
-    rest = np.einsum("ij,ij->j", residual, residual)
+    residuals = tile - basis @ part
+    rest = np.einsum("ij,ij->j", residuals, residuals)
     # What rounding alone leaves of a voxel; below it there is nothing to test.
     rounding = (EPS * len(tile)) ** 2 * np.einsum("ij,ij->j", tile, tile)
     tested = (tile != tile[0]).any(axis=0) & (part[-1] ** 2 + rest > rounding)
     # A voxel that the target explains to the last bit has a huge t, not an infinite one.
-    spread = np.sqrt(np.maximum(rest, rounding) / df)
+    spread = np.sqrt(np.maximum(rest, rounding) / (len(basis) - basis.shape[1]))
     t = np.divide(part[-1], spread, out=np.zeros_like(spread), where=tested)
     return np.where(tested, part[-1] / scale, 0.0), t * np.sign(scale), tested
 
 
+# -- the design --------------------------------------------------------------------------------------------
+
+
+def _labels(name: str, given: Any, n: int, missing: str) -> NDArray[np.object_]:
+    """Return one label a row, all there; ``missing`` is the error of a row without."""
+    _check_length(name, given, n)
+    labels = parse_labels(given)
+    if None in labels:
+        raise InputError(missing.format(list(labels).index(None) + 1))
+    return labels
+
+
+def _check_length(name: str, given: Any, n: int) -> None:
+    if len(given) != n:
+        raise InputError(f"{name} has {len(given)} values for {n} people; give one for each person.")
+
+
 def _target(target: ArrayLike, n: int, positive: Any) -> tuple[FloatArray, str]:
     """Return the target as numbers (classes as 0 and 1) and what a positive effect means."""
-    _check_length("target", target, n)
-    labels = parse_labels(target)
-    if None in labels:
-        row = list(labels).index(None)
-        raise InputError(f"The target of person {row + 1} is missing; fill it in or leave the person out.")
+    missing = "The target of person {} is missing; fill it in or leave the person out."
+    labels = _labels("target", target, n, missing)
     numbers = as_numbers(pd.Series(labels)).to_numpy(dtype=np.float64)
     numeric = bool(np.isfinite(numbers).all())
     levels = sorted(set(labels), key=float if numeric else None)
@@ -293,36 +238,26 @@ def _target(target: ArrayLike, n: int, positive: Any) -> tuple[FloatArray, str]:
     return (labels == levels[1]).astype(np.float64), f"{levels[1]} - {levels[0]}"
 
 
-def _check_length(name: str, given: Any, n: int) -> None:
-    if len(given) != n:
-        raise InputError(f"{name} has {len(given)} values for {n} people; give one for each person.")
-
-
 def _basis(
-    target: FloatArray, n: int, covariates: Any, sites: Any, persons: _Persons | None
+    y: FloatArray, n: int, covariates: Any, sites: Any, means: sparse.csr_array | None
 ) -> tuple[FloatArray, float]:
-    """Return an orthonormal basis of the design, the target last, and the length of the target's own part."""
+    """Return an orthonormal basis of the design, the target last, and the norm of the target's residual."""
     intercepts = np.ones((n, 1))
     if sites is not None:
-        _check_length("sites", sites, n)
-        labels = parse_labels(sites)
-        if None in labels:
-            row = list(labels).index(None)
-            raise InputError(f"The site of person {row + 1} is missing; fill it in or leave the person out.")
+        missing = "The site of person {} is missing; fill it in or leave the person out."
+        labels = _labels("sites", sites, n, missing)
         intercepts = (labels[:, None] == np.array(sorted(set(labels)), dtype=object)).astype(np.float64)
     C, names = _covariates(covariates, n)
-    y = target[:, None]
-    if persons is not None:
-        intercepts, C, y = persons.means(intercepts), persons.means(C), persons.means(y)
-        n = len(y)
+    if means is not None:
+        intercepts, C, y = means @ intercepts, means @ C, means @ y
     columns = intercepts.shape[1] + len(names) + 1
-    if n <= columns:
+    if len(y) <= columns:
         raise InputError(
-            f"There are {plural(n, 'person', 'people')} for {columns} coefficients (intercepts, covariates, "
-            f"target); at least {columns + 1} are needed."
+            f"There are {plural(len(y), 'person', 'people')} for {columns} coefficients (intercepts, "
+            f"covariates, target); at least {columns + 1} are needed."
         )
-    # Centred, the columns are of one size with what of them matters, and rounding can be told from substance.
-    C, y = C - C.mean(axis=0), (y - y.mean())[:, 0]
+    # Centred, so that rounding can be told from variation wherever the zero of a covariate lies.
+    C, y = C - C.mean(axis=0), y - y.mean()
     Q, R = np.linalg.qr(np.column_stack([intercepts, C, y]))
     _refuse_collinear(R, intercepts, C, names, y)
     return Q, float(R[-1, -1])
@@ -334,12 +269,10 @@ def _covariates(covariates: Any, n: int) -> tuple[FloatArray, tuple[str, ...]]:
         return np.empty((n, 0)), ()
     _check_length("covariates", covariates, n)
     inputs = Inputs.from_arrays(np.empty((n, 0)), site=np.zeros(n), covariates=covariates)
-    bad = np.argwhere(~np.isfinite(inputs.covariates))
-    if len(bad):
-        row, column = bad[0]
+    for row, column in np.argwhere(~np.isfinite(inputs.covariates)):
         name = inputs.covariate_names[column]
-        seen = [cell.value for cell in inputs.text_cells if (cell.row, cell.column) == (row, name)]
-        what = f"is {seen[0]!r}" if seen else "has no finite value"
+        texts = [cell.value for cell in inputs.text_cells if (cell.row, cell.column) == (row, name)]
+        what = f"is {texts[0]!r}" if texts else "has no finite value"
         raise InputError(f"The covariate {name!r} {what} for person {row + 1}; give a number.")
     return inputs.covariates, inputs.covariate_names
 
@@ -348,18 +281,18 @@ def _refuse_collinear(
     R: FloatArray, intercepts: FloatArray, C: FloatArray, names: tuple[str, ...], target: FloatArray
 ) -> None:
     """Raise an error for a column of the design that those before it explain fully, and name both."""
-    own, whole = np.abs(np.diagonal(R)), np.linalg.norm(R, axis=0)
-    tied = own[intercepts.shape[1] :] <= COLLINEAR * whole[intercepts.shape[1] :]
+    collinear = np.abs(np.diagonal(R)) <= COLLINEAR * np.linalg.norm(R, axis=0)
+    collinear = collinear[intercepts.shape[1] :]
     before = [("the sites", intercepts)] if intercepts.shape[1] > 1 else []
     for k, name in enumerate(names):
-        if tied[k] and np.ptp(C[:, k]) == 0:
+        if collinear[k] and np.ptp(C[:, k]) == 0:
             raise InputError(f"The covariate {name!r} is the same for everybody; leave it out.")
-        if tied[k]:
+        if collinear[k]:
             raise InputError(
                 f"The covariate {name!r} is fixed by {_cause(before, C[:, k])}; leave one of them out."
             )
         before.append((repr(name), C[:, [k]]))
-    if tied[-1]:
+    if collinear[-1]:
         raise InputError(
             f"The target is fixed by {_cause(before, target)}, so that its effect is not told from theirs; "
             "adjust for less, or take people for whom they differ."
@@ -369,10 +302,13 @@ def _refuse_collinear(
 def _cause(before: list[tuple[str, FloatArray]], column: FloatArray) -> str:
     """Return the one thing that explains the column fully, or all of them together."""
     for name, columns in before:
-        left = column - columns @ np.linalg.lstsq(columns, column)[0]
-        if np.linalg.norm(left) <= COLLINEAR * np.linalg.norm(column):
+        residual = column - columns @ np.linalg.lstsq(columns, column)[0]
+        if np.linalg.norm(residual) <= COLLINEAR * np.linalg.norm(column):
             return name
     return " and ".join(name for name, _ in before)
+
+
+# -- maps in space, and beside the truth -------------------------------------------------------------------
 
 
 def in_volume(values: ArrayLike, mask: ArrayLike, *, fill: float = 0.0) -> FloatArray:
@@ -402,17 +338,12 @@ def clusters(
     keep: ArrayLike | None = None,
     min_voxels: int = 1,
 ) -> pd.DataFrame:
-    """List the connected groups of voxels, the largest first, positive and negative effects apart.
-
-    Voxels are connected where they share a face (6 neighbours). Coordinates are in mm, those of the affine's
-    space; no atlas is asked.
+    """List the groups of voxels connected by faces, the largest first, positive and negative effects apart.
 
     Parameters
     ----------
-    statistics
-        The map.
     mask, affine
-        The volume that the voxels were taken from, and its 4 × 4 affine.
+        The volume that the voxels were taken from, and its 4 × 4 affine; coordinates are in its mm.
     keep
         Which voxels to group, (voxels,); default: those significant by Bonferroni at 0.001.
     min_voxels
@@ -432,21 +363,45 @@ def clusters(
     kept = in_volume(keep, mask) > 0
     rows = []
     for side in (t > 0, t < 0):
-        labels, _ = ndimage.label(kept & side, ndimage.generate_binary_structure(3, 1))
+        labels, _ = ndimage.label(kept & side)
         for k, box in enumerate(ndimage.find_objects(labels), start=1):
             place = np.argwhere(labels[box] == k) + [axis.start for axis in box]
             if len(place) < min_voxels:
                 continue
-            own = tuple(place.T)
-            peak = np.argmax(np.abs(t[own]))
-            centre = np.average(place, axis=0, weights=np.abs(t[own]))
+            voxels = tuple(place.T)
+            peak = np.argmax(np.abs(t[voxels]))
+            centre = np.average(place, axis=0, weights=np.abs(t[voxels]))
             mm = np.stack([place[peak], centre]) @ affine[:3, :3].T + affine[:3, 3]
-            rows.append((len(place), len(place) * size, t[own][peak], p[own][peak], *mm[0], *mm[1]))
+            rows.append((len(place), len(place) * size, t[voxels][peak], p[voxels][peak], *mm[0], *mm[1]))
     rows.sort(key=lambda row: (-row[0], -abs(row[2])))
     places = [f"{what}_{axis}" for what in ("peak", "centre") for axis in "xyz"]
     table = pd.DataFrame(rows, columns=["voxels", "mm3", "peak_t", "peak_p", *places])
     table.insert(0, "cluster", np.arange(1, len(table) + 1))
     return table
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How a map agrees with the truth.
+
+    Parameters
+    ----------
+    found, false
+        The shares of truly affected and of unaffected voxels that are called.
+    auc
+        The area under the ROC curve: how often an affected voxel has a larger score than an unaffected one.
+    threshold
+        Voxels with a score above it are called; the score is ``|t|``, or t in the true effect's direction.
+    affected, unaffected
+        How many voxels there are of either.
+    """
+
+    found: float
+    false: float
+    auc: float
+    threshold: float
+    affected: int
+    unaffected: int
 
 
 def detection(
@@ -456,55 +411,26 @@ def detection(
     *,
     alpha: float = 0.001,
     correction: Correction = "bonferroni",
+    false_rate: float | None = None,
     direction: ArrayLike | None = None,
 ) -> Detection:
-    """Tell which share of truly affected voxels is significant, and which of unaffected ones.
+    """Return which share of truly affected voxels is called, and which of unaffected ones.
 
     Parameters
     ----------
-    statistics
-        The map.
     affected, unaffected
         The truth, (voxels,) each; voxels in neither do not count. One that could not be tested is not called.
     alpha, correction
-        As for :meth:`StatMap.significant`.
+        Significant voxels are called, as by :meth:`StatMap.significant`.
+    false_rate
+        If given, the threshold is the lowest that calls no more than this share of the unaffected voxels:
+        methods compared so differ in power alone, not in how freely they call.
     direction
         Numbers with the sign of the true effect, (voxels,) or one for all: a voxel counts as called in this
         direction alone, and in either where it is 0. Default: either direction, everywhere.
     """
-    called = statistics.significant(alpha=alpha, correction=correction)
-    # p falls as |t| grows, so that the voxels called are those above the largest |t| that is not.
-    threshold = float(np.abs(statistics.t[~called]).max(initial=0.0))
-    return _detection(statistics, affected, unaffected, direction, threshold=threshold)
-
-
-def detection_at(
-    statistics: StatMap,
-    affected: ArrayLike,
-    unaffected: ArrayLike,
-    *,
-    false_rate: float = 0.01,
-    direction: ArrayLike | None = None,
-) -> Detection:
-    """Tell which share of truly affected voxels is found where a given share of unaffected ones is called.
-
-    Methods compared so differ in power alone, not in how freely they call. The threshold is the lowest that
-    calls no more than ``false_rate`` of the unaffected voxels; other parameters as for :func:`detection`.
-    """
-    if not 0 <= false_rate < 1:
+    if false_rate is not None and not 0 <= false_rate < 1:
         raise InputError(f"false_rate must lie between 0 and 1. Got {false_rate}.")
-    return _detection(statistics, affected, unaffected, direction, false_rate=false_rate)
-
-
-def _detection(
-    statistics: StatMap,
-    affected: ArrayLike,
-    unaffected: ArrayLike,
-    direction: ArrayLike | None,
-    *,
-    threshold: float = 0.0,
-    false_rate: float | None = None,
-) -> Detection:
     yes, no = _flags("affected", affected, statistics), _flags("unaffected", unaffected, statistics)
     if not yes.any() or not no.any() or (yes & no).any():
         raise InputError(
@@ -513,10 +439,13 @@ def _detection(
         )
     sign = np.broadcast_to(np.sign(0 if direction is None else direction), statistics.t.shape)
     score = np.where(sign == 0, np.abs(statistics.t), sign * statistics.t)
-    if false_rate is not None:
+    if false_rate is None:
+        called = statistics.significant(alpha=alpha, correction=correction)
+        # p falls as |t| grows, so that the voxels called are those above the largest |t| that is not.
+        threshold = float(np.abs(statistics.t[~called]).max(initial=0.0))
+    else:
         # A little is added because 0.29 · 100 is 28.999…
-        allowed = int(false_rate * no.sum() + 1e-9)
-        threshold = float(np.sort(score[no])[-1 - allowed])
+        threshold = float(np.sort(score[no])[-1 - int(false_rate * no.sum() + 1e-9)])
     ranks = stats.rankdata(np.concatenate([score[yes], score[no]]))[: yes.sum()]
     return Detection(
         found=float((score[yes] > threshold).mean()),

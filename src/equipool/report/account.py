@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from equipool.checks import PreflightReport
 from equipool.checks.findings import plural
-from equipool.data import PooledDataset
+from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
-from equipool.judge.heldout import LEAST as MIN_ROWS
-from equipool.judge.heldout import READERS as CLASSIFIERS
-from equipool.judge.heldout import HeldOut, held_out, persons
-from equipool.judge.heldout import some_people as some_rows
+from equipool.judge.classifiers import REPORTED
+from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
 from equipool.judge.scores import Columns, site_shares
 from equipool.report import figure_tables as tables
 from equipool.report.verdict import verdict
@@ -48,7 +46,7 @@ class Account:
     names: dict[str, Any]  # site, covariates, target, task, participants, rows, features, sites by size
     preflight: dict[str, Any]  # PreflightReport.to_dict
     densities: dict[str, Columns]  # of each numeric covariate by site
-    # Predictions in held-out participants, None where sites are too small: "readings" of the site (stage,
+    # Predictions in held-out participants, None where sites are too small: "site_scores" (stage,
     # classifier, fitted_on, mean, sd), "signals" of covariates and target, "classifiers" and counts.
     held_out: dict[str, Any] | None
     equivariance: dict[str, Any] | None  # of the pooler that gave τ, if one was fitted
@@ -125,7 +123,7 @@ def account_of(
     if np.isnan(before).any():
         before = np.where(np.isnan(before), np.nanmean(before, axis=0), before)
         method.append("As measured, missing values were replaced by the mean of the feature.")
-    rows, drawn = some_rows(pool, JUDGED, seed), some_rows(pool, MAPPED, seed)
+    rows, drawn = sample_rows(pool, JUDGED, seed), sample_rows(pool, MAPPED, seed)
     result = held_out(
         pool[rows],
         before[rows],
@@ -149,7 +147,7 @@ def account_of(
     words = " and ".join(filter(None, [", ".join(covariates[:-1]), *covariates[-1:]]))
     return Account(
         kind=kind if harmonize else "given",
-        names=_names(pool, before.shape[1], persons(subject, len(pool))),
+        names=_names(pool, before.shape[1], numbered(subject, len(pool))),
         preflight=preflight.to_dict(),
         densities={
             name: tables.density_table(name, pool.site_labels, pool.C[:, k])
@@ -172,13 +170,12 @@ def account_of(
 
 def _judged(result: HeldOut) -> dict[str, Any]:
     """Return what was predicted in held-out participants, in the report's words."""
-    words = {"reader": "classifier"}
     return {
-        "readings": {words.get(name, name): values for name, values in result.readings.items()},
+        "site_scores": result.site_scores,
         "signals": result.signals,
-        "classifiers": dict(CLASSIFIERS),
+        "classifiers": REPORTED,
         "folds": result.folds,
-        "participants": result.people,
+        "participants": result.participants,
         "sites": result.sites,
     }
 
@@ -209,24 +206,27 @@ def refit_table(
     return harmonize
 
 
-def refit_images(pool: PooledDataset, blocks: Any) -> Harmonize:
-    """Return what fits the harmonizer of images on some rows and harmonizes the block means of all."""
+def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
+    """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
+    from equipool.estimators import ImageHarmonizer
+    from equipool.judge.blocks import means_of_volumes
 
     def harmonize(train: IntArray) -> FloatArray:
-        means: FloatArray = blocks.harmonized(blocks.fitted(pool, train), pool)
-        return means
+        y, c = None if pool.y is None else pool.y[train], pool.C[train] if pool.covariates else None
+        model = ImageHarmonizer(unseen_site="pooled")
+        model.fit(volumes[train], y, site=pool.site_labels[train], covariates=c)
+        return means_of_volumes(volumes, pool, model)
 
     return harmonize
 
 
 def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
     """Return τ of some rows by the pooler that was fitted on them, and the error of its Φ."""
-    from equipool.benchmark.table1 import equivariance_of
-    from equipool.judge.scores import delta_eq
+    from equipool.judge.scores import delta_eq, equivariance_of
 
     if not pool.covariates:
         return None
-    rows = some_rows(pool, MAPPED, 0)
+    rows = sample_rows(pool, MAPPED, 0)
     tau = pooler.tau_vector(x[rows])
     error, k = float(equivariance_of(pooler, x[rows])), tables.first_number(pool)
     about = {
@@ -274,15 +274,15 @@ def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Co
 
 def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
     if judged is None:
-        return [f"Nothing was judged: fewer than two sites have {MIN_ROWS} participants to hold out of."]
+        return [f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."]
     said = [
         f"Judged on {judged['participants']} participants of {judged['sites']} sites in {judged['folds']} "
         "folds, stratified by site; ± is the standard deviation over folds."
     ]
     if len(pool) > JUDGED:
         said.append(f"Of {plural(len(pool), 'row')} a sample of {JUDGED}, stratified by site, was judged.")
-    small = int(np.isin(np.bincount(pool.site), range(1, MIN_ROWS)).sum())
+    small = int(np.isin(np.bincount(pool.site), range(1, MIN_PARTICIPANTS)).sum())
     if small:
         few = plural(small, "site with", "sites with")
-        said.append(f"{few} fewer than {MIN_ROWS} participants {'was' if small == 1 else 'were'} not judged.")
+        said.append(f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged.")
     return said

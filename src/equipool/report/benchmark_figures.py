@@ -88,8 +88,8 @@ def _predicted(tau: Any, age: Any) -> Any:
 
 
 MEASURES = {
-    "reader_auc": "best site classifier's AUC",
-    "reader_acc": "best site classifier, %",
+    "classifier_auc": "best site classifier's AUC",
+    "classifier_acc": "best site classifier, %",
     "mmd": "M × 100",
     "acc": "accuracy, %",
     "dropped": "rows without a counterpart",
@@ -99,7 +99,7 @@ MEASURES = {
 @styled
 def overlap_figure(runs: pd.DataFrame) -> Figure:
     """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
-    shown = ("reader_auc", "mmd", "acc", "dropped")
+    shown = ("classifier_auc", "mmd", "acc", "dropped")
     figure = Figure(figsize=(13, 3.4), layout="constrained")
     overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
     for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
@@ -109,7 +109,7 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
             axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
         axes.set(title=MEASURES[column], xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
         axes.invert_xaxis()
-        if column == "reader_auc":
+        if column == "classifier_auc":
             axes.axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
@@ -118,7 +118,7 @@ def overlap_figure(runs: pd.DataFrame) -> Figure:
 @styled
 def support_figure(runs: pd.DataFrame) -> Figure:
     """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    shown = ("mmd", "reader_acc", "dropped")
+    shown = ("mmd", "classifier_acc", "dropped")
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     ages = runs["dataset"].str.endswith(HARD).map({False: "ages overlap", True: "ages apart"})
     groups = runs.assign(ages=ages).groupby(["method", "ages"], sort=False)[list(shown)]
@@ -127,7 +127,7 @@ def support_figure(runs: pd.DataFrame) -> Figure:
         mean, sd = (table.pivot_table(column, "method", "ages", sort=False) for table in by_ages)
         mean.plot.bar(yerr=sd, ax=axes, color=list(COLOURS), legend=False, rot=30, width=0.8)
         axes.set(title=MEASURES[column], xlabel="")
-        if column == "reader_acc":
+        if column == "classifier_acc":
             axes.axhline(runs["adv_chance"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure

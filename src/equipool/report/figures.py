@@ -179,7 +179,7 @@ def report_plots(account: Account) -> dict[str, Plot]:
     shares, table = account.shares, account.effects["table"] if account.effects else {}
     plots = dict([*_what_went_in(account), *_features(account)])
     if account.held_out is not None:
-        plots["site"] = _readings(account.held_out["readings"], account.held_out["classifiers"])
+        plots["site"] = _site_scores(account.held_out["site_scores"], account.held_out["classifiers"])
         if account.held_out["signals"]["what"]:
             plots["signals"] = _signals(account.held_out["signals"])
     plots["shares"] = _scatter("shares", shares["before"], shares["after"], "as measured", shares)
@@ -230,7 +230,7 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
         yield f"overlap-{n}", Plot({"": page_svg(figure, f"overlap-{n}")}, table)
 
 
-def _readings(table: Columns, classifiers: Mapping[str, str]) -> Plot:
+def _site_scores(table: Columns, classifiers: Mapping[str, str]) -> Plot:
     rows, legend = pd.DataFrame(table), list[tuple[str, str, str]]()
     panels: dict[str, str] = {}
     for who, part in rows.groupby("fitted_on", sort=False):

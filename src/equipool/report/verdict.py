@@ -32,7 +32,7 @@ def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[st
     Parameters
     ----------
     judged
-        ``readings``, ``signals`` and ``folds`` as in :class:`~equipool.report.account.Account`.
+        ``site_scores``, ``signals`` and ``folds`` as in :class:`~equipool.report.account.Account`.
     covariates
         Their names, as they are to be said.
     """
@@ -49,7 +49,7 @@ def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[st
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
     """Judge by classifiers fitted on training and on held-out participants, and say the worse."""
-    both = [_site(judged, who) for who in dict.fromkeys(judged["readings"]["fitted_on"])]
+    both = [_site(judged, who) for who in dict.fromkeys(judged["site_scores"]["fitted_on"])]
     sites = [site for site in both if site is not None]
     sites = [site for site in sites if site["floor"] < TELLS] or sites
     site = min(sites, key=lambda one: (LEVELS.index(one["level"]), -one["after"]))
@@ -87,7 +87,7 @@ def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
 def _site(judged: dict[str, Any], who: str) -> dict[str, Any] | None:
     """Return how well the best classifier predicts the site; the floor: covariates alone, or chance."""
     stages = ("before", "after", "covariates", "shuffled")
-    rows = {stage: best(judged["readings"], stage, who) for stage in stages}
+    rows = {stage: best(judged["site_scores"], stage, who) for stage in stages}
     before, after, covariates, chance = (row["mean"] if row else None for row in rows.values())
     if before is None or after is None or chance is None:
         return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FloatArray = NDArray[np.float64]
+BRAINS_VERSION = 1  # raise it when a simulated brain changes: cohorts in caches are then made anew
 Volume = NDArray[np.float32]
 
 CLEAN_CONTRAST = (62.0, 100.0, 18.0)  # grey matter, white matter, fluid

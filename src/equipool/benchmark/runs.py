@@ -1,0 +1,97 @@
+"""Work that is done once: each result is a file named by all that decides it, so that killed runs go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipool.benchmark.methods import METHODS_VERSION
+from equipool.files import write_whole
+from equipool.judge.scores import SCORES_VERSION
+from equipool.parallel import fan_out
+from equipool.progress import duration, say
+from equipool.simulate.brains import BRAINS_VERSION
+from equipool.version import __version__
+
+__all__ = ["file_stem", "fingerprint", "kept", "run_all"]
+
+
+def fingerprint(*parts: Any) -> str:
+    """Return a name that two runs share only if all parts and the versions of what computes them are equal.
+
+    Raise ``METHODS_VERSION``, ``SCORES_VERSION`` or ``BRAINS_VERSION`` when results change.
+    """
+    digest = hashlib.sha256(repr((__version__, METHODS_VERSION, SCORES_VERSION, BRAINS_VERSION)).encode())
+    for part in parts:
+        numbers = isinstance(part, np.ndarray) and part.dtype != object
+        digest.update(repr(np.shape(part) if numbers else part).encode())
+        digest.update(part.tobytes() if numbers else b"")
+    return digest.hexdigest()[:16]
+
+
+def run_all(
+    task: Callable[..., Any],
+    wanted: Mapping[Path, tuple[Any, ...]],
+    *,
+    what: str,
+    jobs: int | None = None,
+    fresh: bool = False,
+    describe: Callable[[Any], str] | None = None,
+) -> list[Any]:
+    """Return the results of all tasks in order; those whose file is there already are not run again.
+
+    Parameters
+    ----------
+    task
+        A function of a module that returns what JSON can hold, or that and the bytes of a ``.npz`` file to
+        keep beside. Tasks are fanned out over cores or a cluster (:mod:`equipool.parallel`).
+    wanted
+        The arguments of each task by the file of its result.
+    what, describe
+        For messages: what the tasks are called, and one line on a result.
+    fresh
+        Whether to run all tasks anew.
+    """
+    results = {path: None if fresh else kept(path) for path in wanted}
+    todo = [path for path, result in results.items() if result is None]
+    if len(todo) < len(wanted):
+        say(f"{len(wanted) - len(todo)} of {len(wanted)} {what} are there already")
+    start = time.perf_counter()
+    found = fan_out(_with_path, ((task, path, wanted[path]) for path in todo), jobs=jobs)
+    for done, (path, result) in enumerate(found, start=1):
+        if isinstance(result, tuple):
+            result, beside = result
+            write_whole(path.with_suffix(".npz"), beside)
+        write_whole(path, json.dumps(result))
+        results[path] = result
+        remaining = (time.perf_counter() - start) / done * (len(todo) - done)
+        line = what if describe is None else describe(result)
+        say(f"[{done}/{len(todo)}] {line}; about {duration(remaining)} left")
+    return list(results.values())
+
+
+def kept(path: Path) -> Any:
+    """Return the result in a file; ``None`` where there is none, or a damaged one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def file_stem(dataset: str) -> str:
+    """Return a dataset's name as part of a file name: of a folder its last part, and a hash of the whole."""
+    kind, _, place = dataset.partition(":")
+    if not place:
+        return kind
+    folder = Path(place).resolve()
+    return f"{kind}-{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+def _with_path(task: Callable[..., Any], path: Path, arguments: tuple[Any, ...]) -> tuple[Path, Any]:
+    return path, task(*arguments)
