@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 
 import equipool as ep
 from equipool.cli.app import main
-from equipool.data.grid import mni_grid
+from equipool.data.nifti import mni_grid
 from equipool.exceptions import InputError, MissingExtraError
 from equipool.preprocess import folder as folders
 from equipool.preprocess.folder import find_heads, preprocess_folder, preprocess_one
