@@ -155,7 +155,7 @@ def test_the_report_holds_readings_and_maps(harmonized):
     assert account["shares"]["feature"][0].startswith("block at ")
     page = (out / "report.html").read_text()
     assert 'id="viewer"' in page
-    assert page.count("data:image/png") > 2  # the brains before and after, and the viewer's sheet
+    assert page.count("data:image/png") == 6  # two maps of two layers, the colour bar, the viewer's slices
 
 
 def test_harmonizing_again_replaces_the_same_and_nothing_else(harmonized, brain_folder, capsys):
