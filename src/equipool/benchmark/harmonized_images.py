@@ -18,8 +18,9 @@ from equipool.benchmark.runs import file_stem, fingerprint, run_all
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
 from equipool.data.volumes import Volumes
+from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.files import write_whole
-from equipool.judge.blocks import ImageHarmonizer, block_means
+from equipool.judge.blocks import block_means
 from equipool.judge.classifiers import BALANCED, UNWEIGHTED, SiteScore, fit_classifiers
 from equipool.judge.heldout import Fold
 from equipool.judge.nulls import shuffled_sites
@@ -189,8 +190,8 @@ def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArr
     It takes volumes, whose they are as rows of the pool, and of which site.
     """
     if method == "ours":
-        model = ImageHarmonizer().fit(volumes[train], site=pool.site[train], covariates=pool.scaled[train])
-        return lambda scans, rows, site: model.transform(scans, site=site, covariates=pool.scaled[rows])
+        model = ImageHarmonizer().fit(volumes[train], site=pool.site[train], covariates=pool.C[train])
+        return lambda scans, rows, site: model.transform(scans, site=site, covariates=pool.C[rows])
     # The same gains as ours has, so that ComBat is not judged by a worse normalisation.
     even = _at_gain_one(volumes[train]) if method.endswith("gain") else lambda scans: scans
     if method.startswith("combat"):
