@@ -109,13 +109,12 @@ def steps() -> None:
     fitted = ep.SiteHarmonizer(mixing=100.0).fit(pool.X, site=site, covariates=c)
     model = fitted.model_
     z = (pool.features - fitted.feature_mean_) / fitted.feature_scale_
-    beside = z - model.expected(c)
+    predicted = model.trend(c)
     codes = np.searchsorted(fitted.sites_.astype(str), site.astype(str))
-    predicted = model.expected(c) + model.shift[codes]
-    spread = model.spread[codes]
-    scaled = z / spread - predicted if model.gain else (z - predicted) / spread
-    residuals = np.vstack([model.own(z[[i]], c[[i]], int(s)) for i, s in enumerate(codes)])
-    panels = {"beside the trend": beside, "shift and spread removed": scaled, "covariance removed": residuals}
+    at = model.at(c, codes)
+    beside, residuals = z - predicted, model.undo(z, at) - predicted
+    scaled = model.composition["shift and scale"].undo(z, at) - predicted
+    panels = {"beside the trend": beside, "shift and scale removed": scaled, "covariance removed": residuals}
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.5), layout="constrained")
     pair = _most_different(scaled, codes)
     for panel, (title, values) in zip(axes, panels.items(), strict=True):
