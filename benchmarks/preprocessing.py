@@ -19,7 +19,7 @@ from nilearn.datasets import load_mni152_brain_mask, load_mni152_template
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from equipool.data.grid import mni_grid
+from equipool.data.nifti import mni_grid
 from equipool.preprocess.heads import (
     Steps,
     preprocess_head,

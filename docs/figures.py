@@ -12,20 +12,21 @@ from matplotlib.patches import FancyArrowPatch
 
 import equipool as ep
 from equipool.groups import CovariateAction, FrameTau
+from equipool.report.style import COLOURS, save_figure, styled
 
 IMAGES = Path(__file__).parent / "images"
-BLUE, ORANGE, GREEN, GREY, RED = "#0072B2", "#E69F00", "#009E73", "#5C5C5C", "#D55E00"
+BLUE, ORANGE, GREEN, _, _, RED, GREY = COLOURS
 SITES = {"GE": BLUE, "Philips": ORANGE, "Siemens": GREEN}
 
 
 def save(figure: Any, name: str) -> None:
     """Write one picture."""
-    figure.savefig(IMAGES / f"explained-{name}.png", dpi=110, metadata={"Software": None})
+    save_figure(figure, IMAGES / f"explained-{name}.png")
     plt.close(figure)
 
 
 def causes() -> None:
-    """Who acts on what: the features X hear of age, disease and scanner; age and scanner go together."""
+    """Draw what causes what: age, disease and scanner act on X; age is confounded with scanner."""
     places = {"age": (0, 1.5), "disease": (0, 0), "site": (3.2, 1.5), "features": (3.2, 0)}
     colours = {"age": BLUE, "disease": GREEN, "site": RED, "features": GREY}
     figure, axes = plt.subplots(figsize=(6.4, 3), layout="constrained")
@@ -33,9 +34,9 @@ def causes() -> None:
         axes.text(x, y, name, ha="center", va="center", fontsize=13, color="white", bbox=_box(colours[name]))
     _arrow(axes, places["age"], places["features"], BLUE, "kept")
     _arrow(axes, places["disease"], places["features"], GREEN, "kept")
-    _arrow(axes, places["site"], places["features"], RED, "taken out")
+    _arrow(axes, places["site"], places["features"], RED, "removed")
     _arrow(axes, places["age"], places["disease"], GREY, "")
-    _arrow(axes, places["age"], places["site"], GREY, "who is scanned where", style="<|-|>", dashed=True)
+    _arrow(axes, places["age"], places["site"], GREY, "who takes part where", style="<|-|>", dashed=True)
     axes.set(xlim=(-0.9, 4.3), ylim=(-0.5, 2))
     axes.set_axis_off()
     save(figure, "causes")
@@ -57,7 +58,7 @@ def _arrow(
 
 
 def ambiguity() -> None:
-    """Draw the same points under two stories: one trend and shifts, or a bent trend and none."""
+    """Draw the same points under two stories: one trend and shifts, or a curved trend and none."""
     rng = np.random.default_rng(0)
     windows = {"GE": (20, 42), "Philips": (44, 66), "Siemens": (68, 90)}
     shifts = {"GE": 0.0, "Philips": -1.0, "Siemens": 0.5}
@@ -74,8 +75,8 @@ def ambiguity() -> None:
     bend = -1.0 / (1 + np.exp(-(grid - 43) / 0.8)) + 1.5 / (1 + np.exp(-(grid - 67) / 0.8))
     axes[1].plot(grid, 9 - 0.04 * grid + bend, color="black", linewidth=1.5)
     axes[0].set_title("one straight trend, three shifts", fontsize=11)
-    axes[1].set_title("one bent trend, no shifts: fits as well", fontsize=11)
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[1].set_title("one curved trend, no shifts: fits as well", fontsize=11)
+    axes[0].legend(fontsize=8)
     axes[0].set_ylabel("feature")
     for panel in axes:
         panel.set_xlabel("age (years)")
@@ -83,26 +84,26 @@ def ambiguity() -> None:
 
 
 def shrinkage() -> None:
-    """How far an estimated shift is believed, by people at the site and by how much sites differ."""
-    people = np.arange(1, 101)
+    """Draw the shrinkage of an estimated shift, by participants at the site and by how much sites differ."""
+    count = np.arange(1, 101)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for between, colour in ((0.1, BLUE), (0.3, ORANGE), (1.0, GREEN)):
-        believed = between**2 / (between**2 + 1 / people)
-        axes[0].plot(people, believed, color=colour, label=f"sites differ by {between:g} SD")
-    axes[0].set(xlabel="people at the site", ylabel="share of the shift removed", ylim=(0, 1.02))
-    axes[0].legend(frameon=False, fontsize=9)
+        kept = between**2 / (between**2 + 1 / count)
+        axes[0].plot(count, kept, color=colour, label=f"sites differ by {between:g} SD")
+    axes[0].set(xlabel="participants at the site", ylabel="share of the shift removed", ylim=(0, 1.02))
+    axes[0].legend(fontsize=9)
     for k, colour in ((30.0, BLUE), (200.0, ORANGE), (1000.0, GREEN)):
-        axes[1].plot(people, people / (people + k), color=colour, label=f"mixing = {k:g} people")
-    axes[1].plot(people, people / (people + 10), color=GREY, linestyle="--", label="spread: 10 people")
-    axes[1].set(xlabel="people at the site", ylabel="weight of the site's own", ylim=(0, 1.45))
-    axes[1].legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+        axes[1].plot(count, count / (count + k), color=colour, label=f"covariance, mixing = {k:g}")
+    axes[1].plot(count, count / (count + 10), color=GREY, linestyle="--", label="spread, 10")
+    axes[1].set(xlabel="participants at the site", ylabel="weight of the site's estimate", ylim=(0, 1.45))
+    axes[1].legend(fontsize=8, ncols=2, loc="upper left")
     axes[0].set_title("shift", fontsize=11)
     axes[1].set_title("spread and covariance", fontsize=11)
     save(figure, "shrinkage")
 
 
 def steps() -> None:
-    """Two features of one simulated pool after each step of the closed form."""
+    """Draw two features of one simulated pool after each step of the closed form."""
     pool = ep.simulate_table(people=120, overlap=0.6, mixing=0.5, random_state=5).pool
     site, c = pool.site_labels, pool.C
     fitted = ep.SiteHarmonizer(mixing=100.0).fit(pool.X, site=site, covariates=c)
@@ -110,13 +111,13 @@ def steps() -> None:
     z = (pool.features - fitted.feature_mean_) / fitted.feature_scale_
     beside = z - model.expected(c)
     codes = np.searchsorted(fitted.sites_.astype(str), site.astype(str))
-    told = model.expected(c) + model.shift[codes]
+    predicted = model.expected(c) + model.shift[codes]
     spread = model.spread[codes]
-    left = z / spread - told if model.gain else (z - told) / spread
-    own = np.vstack([model.own(z[[i]], c[[i]], int(s)) for i, s in enumerate(codes)])
-    panels = {"beside the trend": beside, "shift and spread out": left, "covariance out": own}
+    scaled = z / spread - predicted if model.gain else (z - predicted) / spread
+    residuals = np.vstack([model.own(z[[i]], c[[i]], int(s)) for i, s in enumerate(codes)])
+    panels = {"beside the trend": beside, "shift and spread removed": scaled, "covariance removed": residuals}
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.5), layout="constrained")
-    pair = _most_different(left, codes)
+    pair = _most_different(scaled, codes)
     for panel, (title, values) in zip(axes, panels.items(), strict=True):
         for k, name in enumerate(fitted.sites_):
             points = values[codes == k][:, list(pair)]
@@ -125,7 +126,7 @@ def steps() -> None:
         panel.set_title(title, fontsize=11)
         panel.set_xlabel(pool.feature_names[pair[0]])
     axes[0].set_ylabel(pool.feature_names[pair[1]])
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[0].legend(fontsize=8)
     save(figure, "steps")
 
 
@@ -145,13 +146,15 @@ def _ellipse(points: Any) -> Any:
 
 
 def sphere() -> None:
-    """Latents of two people's lives, what τ undoes, and what a site does that age does not."""
+    """Draw latents of three participants over age, and what τ undoes."""
     rho = CovariateAction.spread(3)
     tau = FrameTau(rho)
     age = torch.linspace(-1, 1, 60, dtype=torch.float64)
     figure = plt.figure(figsize=(8, 3.4), layout="constrained")
     starts = {BLUE: 0.55, ORANGE: 0.05, GREEN: -0.5}
-    for number, title in enumerate(("a life is an arc: ρ(c)", "τ(ℓ)⁻¹ℓ: everybody at one age"), start=1):
+    for number, title in enumerate(
+        ("a participant over age is an arc: ρ(c)", "τ(ℓ)⁻¹ℓ: all at the reference age"), start=1
+    ):
         panel = figure.add_subplot(1, 2, number, projection="3d")
         _ball(panel)
         for colour, height in starts.items():
@@ -176,4 +179,4 @@ def _ball(panel: Any) -> None:
 
 if __name__ == "__main__":
     for draw in (causes, ambiguity, shrinkage, steps, sphere):
-        draw()
+        styled(draw)()

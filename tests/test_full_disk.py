@@ -47,8 +47,8 @@ def test_a_full_disk(table, tmp_path, call):
     assert ended.returncode == 2
     assert "could not be written: File too large. Make room" in said
     assert "Traceback" not in ended.stderr
-    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left <= {"kept.txt", ".equipool-demo"}
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert files <= {"kept.txt", ".equipool-demo"}
     assert (tmp_path / "kept.txt").read_text() == "mine"
 
 
@@ -80,10 +80,10 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
 def test_a_result_of_other_data_is_not_overwritten(table, tmp_path, capsys):
     from equipool.cli.app import main
 
-    own = tmp_path / "own.csv"
-    own.write_text(table.read_text())
-    call = ["harmonize", str(own), "--no-report", "--out", str(tmp_path / "result")]
+    table_copy = tmp_path / "own.csv"
+    table_copy.write_text(table.read_text())
+    call = ["harmonize", str(table_copy), "--no-report", "--out", str(tmp_path / "result")]
     assert main(call) == 0
-    own.write_text("\n".join(own.read_text().splitlines()[:-1]))
+    table_copy.write_text("\n".join(table_copy.read_text().splitlines()[:-1]))
     assert main(call) == 2
     assert "earlier" in capsys.readouterr().err

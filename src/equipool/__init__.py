@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from equipool.exceptions import did_you_mean
 from equipool.version import __version__
 
 if TYPE_CHECKING:
@@ -43,11 +44,9 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
-    import difflib
-
-    near = difflib.get_close_matches(name, _PUBLIC, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise AttributeError(f"module 'equipool' has no attribute {name!r}{hint}")
+    raise AttributeError(
+        f"module 'equipool' has no attribute {name!r}; {did_you_mean(name, _PUBLIC, 'see dir()')}"
+    )
 
 
 def __dir__() -> list[str]:

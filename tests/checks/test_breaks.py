@@ -24,13 +24,13 @@ def two_sites(seed, *, rows=60, at=None, size=1.0, features=8):
 
 
 def test_a_change_of_the_scanner_is_found_where_it_is():
-    found = []
+    right = []
     for seed in range(10):
         findings = cautions(two_sites(seed, at=25, size=1.5), id="id")
-        found += [abs(f.rows[1] - 26) <= 5 for f in findings if "'A'" in f.text and "sub-0" in f.text]
+        right += [abs(f.rows[1] - 26) <= 5 for f in findings if "'A'" in f.text and "sub-0" in f.text]
         assert not any("'B'" in f.text for f in findings)
-    assert np.mean(found) > 0.7
-    assert len(found) >= 8
+    assert np.mean(right) > 0.7
+    assert len(right) >= 8
     report = ep.check(two_sites(0, at=25, size=1.5), site="site", covariates="age", id="id")
     assert [f for f in report.warnings if f.code == "break-within-site"] == cautions(
         two_sites(0, at=25, size=1.5), id="id"
@@ -45,20 +45,20 @@ def test_tables_without_a_change_are_left_in_peace():
 def test_chance_is_what_it_says():
     """Where nothing changes, one in twenty steps is beyond the 95 % of random orders."""
     rng = np.random.default_rng(0)
-    found = [find_break(rng.standard_normal((40, 6)), np.empty((40, 0)), seed=k) for k in range(60)]
-    assert 0 <= np.mean([step.p <= 0.05 for step in found]) < 0.17
-    assert 0.3 < np.mean([step.p for step in found]) < 0.7
+    steps = [find_break(rng.standard_normal((40, 6)), np.empty((40, 0)), seed=k) for k in range(60)]
+    assert 0 <= np.mean([step.p <= 0.05 for step in steps]) < 0.17
+    assert 0.3 < np.mean([step.p for step in steps]) < 0.7
 
 
 @pytest.mark.parametrize("visits", [2, 3, 5])
-def test_visits_of_one_person_are_no_change(visits):
-    found = []
+def test_visits_of_one_participant_are_no_change(visits):
+    p_values = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         person = np.repeat(rng.standard_normal((90 // visits, 10)), visits, axis=0)
         values = person + 0.3 * rng.standard_normal(person.shape)
-        found.append(find_break(values, np.empty((len(values), 0))).p)
-    assert np.mean(np.array(found) == 0.001) <= 0.1
+        p_values.append(find_break(values, np.empty((len(values), 0))).p)
+    assert np.mean(np.array(p_values) == 0.001) <= 0.1
 
 
 def test_rows_sorted_by_age_or_target_are_no_change():
@@ -73,10 +73,10 @@ def test_rows_sorted_by_age_or_target_are_no_change():
 
 def test_the_step_is_that_of_a_loop_over_rows():
     rng = np.random.default_rng(0)
-    values, allowed = rng.standard_normal((50, 4)), rng.standard_normal((50, 1))
+    values, regressors = rng.standard_normal((50, 4)), rng.standard_normal((50, 1))
     values[30:] += 2.0
-    found = find_break(values, allowed)
-    a = (allowed[:, 0] - allowed.mean()) / allowed.std()
+    step = find_break(values, regressors)
+    a = (regressors[:, 0] - regressors.mean()) / regressors.std()
     hinges = [np.maximum(a - place, 0) for place in np.quantile(a, (0.25, 0.5, 0.75))]
     design = np.column_stack([np.ones(50), a, *hinges])
     residuals = values - design @ np.linalg.pinv(design) @ values
@@ -88,9 +88,9 @@ def test_the_step_is_that_of_a_loop_over_rows():
     for k in range(8, 43):
         apart = white[:k].mean(axis=0) - white[k:].mean(axis=0)
         sizes[k] = (apart**2).sum() / (1 / k + 1 / (50 - k))
-    assert found.start == max(sizes, key=sizes.get)
-    assert found.size == pytest.approx(max(sizes.values()))
-    assert found.p == 0.001
+    assert step.start == max(sizes, key=sizes.get)
+    assert step.size == pytest.approx(max(sizes.values()))
+    assert step.p == 0.001
 
 
 def test_a_curve_in_age_is_no_change():
@@ -105,12 +105,12 @@ def test_a_curve_in_age_is_no_change():
 
 def test_units_do_not_matter():
     rng = np.random.default_rng(0)
-    values, allowed = rng.standard_normal((60, 4)), rng.uniform(20, 80, (60, 1))
+    values, regressors = rng.standard_normal((60, 4)), rng.uniform(20, 80, (60, 1))
     values[20:] += 1.5
-    whole = find_break(values, allowed)
+    whole = find_break(values, regressors)
     for scale, shift in ((1e200, 0.0), (1e-200, 0.0), (1.0, 1e6)):
-        found = find_break(values * scale, allowed + 1e14 * (shift > 0))
-        assert (found.start, found.p) == (whole.start, whole.p)
+        step = find_break(values * scale, regressors + 1e14 * (shift > 0))
+        assert (step.start, step.p) == (whole.start, whole.p)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 23])
@@ -131,14 +131,14 @@ def test_large_sites_are_looked_at_in_groups(monkeypatch):
     monkeypatch.setattr(breaks, "MAX_GROUPS", 50)
     values = np.random.default_rng(0).standard_normal((1000, 3))
     values[600:] += 0.5
-    found = find_break(values, np.empty((1000, 0)))
-    assert found.p == 0.001
-    assert abs(found.start - 600) <= 60
+    step = find_break(values, np.empty((1000, 0)))
+    assert step.p == 0.001
+    assert abs(step.start - 600) <= 60
 
 
 def test_more_features_than_rows():
     values = np.random.default_rng(0).standard_normal((60, 300))
     values[20:, :150] += 1.5
-    found = find_break(values, np.empty((60, 0)))
-    assert found.p == 0.001
-    assert abs(found.start - 20) <= 2
+    step = find_break(values, np.empty((60, 0)))
+    assert step.p == 0.001
+    assert abs(step.start - 20) <= 2

@@ -13,5 +13,5 @@ def test_quantiles_of_sorted_columns_are_those_of_numpy(rows):
     np.testing.assert_allclose(whole, nine_tenths(values), rtol=1e-12)
     values[rng.random(values.shape) < 0.3] = np.nan
     values[:, 2] = np.nan  # a column of nothing else
-    found = nine_tenths_of_sorted(np.sort(values, axis=0))
-    np.testing.assert_allclose(found, nine_tenths(values), rtol=1e-12)
+    quantiles = nine_tenths_of_sorted(np.sort(values, axis=0))
+    np.testing.assert_allclose(quantiles, nine_tenths(values), rtol=1e-12)

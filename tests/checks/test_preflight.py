@@ -185,11 +185,11 @@ def test_bad_tables_get_one_clear_sentence(name, tmp_path, capsys):
     call += ["--covariate", *covariates_of(name), "--json"]
     status = main(call)
     report = json.loads(capsys.readouterr().out, parse_constant=no_json)
-    found = [finding for finding in report["findings"] if finding["code"] == code]
-    assert len(found) == 1, [finding["code"] for finding in report["findings"]]
-    assert found[0]["level"] == level
+    findings_of_code = [finding for finding in report["findings"] if finding["code"] == code]
+    assert len(findings_of_code) == 1, [finding["code"] for finding in report["findings"]]
+    assert findings_of_code[0]["level"] == level
     for word in words:
-        assert word in found[0]["text"]
+        assert word in findings_of_code[0]["text"]
     assert status == (1 if level == "error" else 0)
     assert report["ok"] is (level != "error")
 
@@ -375,11 +375,11 @@ def test_failed_values_are_named(value):
     assert "feature-outlier" not in [f.code for f in ep.check(table, site="site", covariates="age").findings]
     table.loc[41, "c"] = value
     report = ep.check(table, site="site", covariates="age", id="id")
-    (found,) = [finding for finding in report.warnings if finding.code == "feature-outlier"]
-    assert found.rows == (42,)
-    assert found.columns == ("c",)
-    assert "sub-41" in found.text
-    assert f"{value:g}" in found.text
+    (findings_of_code,) = [finding for finding in report.warnings if finding.code == "feature-outlier"]
+    assert findings_of_code.rows == (42,)
+    assert findings_of_code.columns == ("c",)
+    assert "sub-41" in findings_of_code.text
+    assert f"{value:g}" in findings_of_code.text
 
 
 def test_copied_rows_are_named_and_constant_or_missing_ones_are_not():
@@ -388,8 +388,10 @@ def test_copied_rows_are_named_and_constant_or_missing_ones_are_not():
     table["site"] = np.repeat(["x", "y"], 20)
     assert "copied-rows" not in {finding.code for finding in ep.check(table, site="site").findings}
     copied = pd.concat([table, table.iloc[[3]].assign(site="y")], ignore_index=True)
-    found = {finding.code: finding for finding in ep.check(copied, site="site").findings}["copied-rows"]
-    assert found.rows == (4, 41)
+    findings_of_code = {finding.code: finding for finding in ep.check(copied, site="site").findings}[
+        "copied-rows"
+    ]
+    assert findings_of_code.rows == (4, 41)
     empty = table.copy()
     empty.loc[[1, 2], list("abcd")] = np.nan
     codes = {finding.code for finding in ep.check(empty, site="site", missing="impute").findings}

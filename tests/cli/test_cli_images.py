@@ -131,8 +131,8 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     people, mask = ep.read_bids(brain_folder), ep.load(out / "model").mask_
     volumes = ep.Volumes.build(ep.read_bids(out)["path"], mask=mask)
     expected = stat_map(volumes, people["dx"], covariates=people[["age"]])
-    found = nibabel.load(out / "statmaps" / "dx_harmonized_stat-t_statmap.nii.gz").get_fdata()[mask]
-    np.testing.assert_allclose(found, expected.t, atol=1e-3)
+    tmap = nibabel.load(out / "statmaps" / "dx_harmonized_stat-t_statmap.nii.gz").get_fdata()[mask]
+    np.testing.assert_allclose(tmap, expected.t, atol=1e-3)
     assert (out / "statmaps" / "dx.png").read_bytes().startswith(b"\x89PNG")
     fdr = expected.significant(alpha=0.05, correction="fdr")
     table = pd.read_csv(out / "statmaps" / "dx_harmonized_clusters-fdr.tsv", sep="\t")
@@ -155,7 +155,7 @@ def test_the_report_holds_readings_and_maps(harmonized):
     assert account["shares"]["feature"][0].startswith("block at ")
     page = (out / "report.html").read_text()
     assert 'id="viewer"' in page
-    assert page.count("data:image/png") > 2  # the brains before and after, and the viewer's sheet
+    assert page.count("data:image/png") == 6  # two maps of two layers, the colour bar, the viewer's slices
 
 
 def test_harmonizing_again_replaces_the_same_and_nothing_else(harmonized, brain_folder, capsys):
@@ -203,7 +203,7 @@ def without_an_age(people):
     ("change", "message"),
     [(only_site1, "site"), (only_controls, "dx"), (without_an_age, "age"), (lambda p: p[:-1], "sub-0024")],
 )
-def test_people_that_cannot_be_pooled(change, message, copy, tmp_path, capsys):
+def test_participants_that_cannot_be_pooled(change, message, copy, tmp_path, capsys):
     change_people(copy, change)
     out = tmp_path / "out"
     assert main(["harmonize", str(copy), "--out", str(out), *ROLES, "--statmap", "dx", *QUICK]) == 2
@@ -225,7 +225,7 @@ def test_images_that_cannot_be_used(copy, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_visits_of_one_person_stay_apart(brain_folder, tmp_path):
+def test_visits_of_one_participant_stay_apart(brain_folder, tmp_path):
     people, raw = ep.read_bids(brain_folder), tmp_path / "raw"
     for k, (path, age) in enumerate(zip(people["path"], people["age"], strict=True)):
         who, visit = f"sub-{k // 2:02}", f"ses-{k % 2 + 1}"
@@ -239,8 +239,8 @@ def test_visits_of_one_person_stay_apart(brain_folder, tmp_path):
     out = tmp_path / "out"
     assert main(["harmonize", str(raw), "--out", str(out), *ROLES, "--codes", *QUICK]) == 0
     before, after = ep.read_bids(raw), ep.read_bids(out)
-    known = ["participant_id", "session", "site", "age", "dx"]
-    assert after[known].equals(before[known])
+    columns = ["participant_id", "session", "site", "age", "dx"]
+    assert after[columns].equals(before[columns])
     assert after["path"][1] == out / "sub-00/ses-2/anat/sub-00_ses-2_acq-x_desc-harmonized_T1w.nii.gz"
     codes = pd.read_csv(out / "codes.tsv", sep="\t", dtype={"session": str})
     for name in ("participant_id", "session"):
@@ -402,7 +402,7 @@ def test_scanners_of_images_must_have_been_there(harmonized, brain_folder, tmp_p
     assert not (tmp_path / "new").exists()
 
 
-def test_people_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, capsys):
+def test_participants_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, capsys):
     people = pd.read_csv(brain_folder / "participants.tsv", sep="\t")
     people["score"] = np.where(np.arange(len(people)) < 3, np.nan, np.arange(len(people)) % 7)
     table, out = tmp_path / "people.tsv", tmp_path / "out"
@@ -414,7 +414,7 @@ def test_people_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, 
     assert "t-map harmonized: 21 participants" in said
 
 
-def test_a_table_of_paths_is_told_of_images(tmp_path, capsys):
+def test_a_table_of_paths_is_pointed_to_the_images(tmp_path, capsys):
     table = tmp_path / "people.csv"
     table.write_text("participant_id,site,path\na,x,a.nii\nb,y,b.nii\n")
     assert main(["check", str(table), "--site", "site"]) == 1
@@ -422,7 +422,7 @@ def test_a_table_of_paths_is_told_of_images(tmp_path, capsys):
     assert "--images path" in said.out + said.err
 
 
-def test_visits_are_told_from_people(tmp_path, capsys):
+def test_visits_are_distinguished_from_participants(tmp_path, capsys):
     table = tmp_path / "visits.csv"
     rows = [f"p{k // 2},{'ab'[k % 4 // 2]},{60 + k},{k * 7 % 11}" for k in range(24)]
     table.write_text("\n".join(["participant_id,site,age,thickness", *rows]) + "\n")
@@ -437,7 +437,7 @@ def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
     from equipool.cli.statmap_option import _simulated_truth
 
     volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
-    known = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)
-    affected = known["truth"][known["truth"] != 0]
+    columns = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)
+    affected = columns["truth"][columns["truth"] != 0]
     assert np.mean(affected == sign) > 0.9  # patients have lost tissue nearly everywhere
     assert _simulated_truth(Namespace(table=brain_folder, statmap="sex"), volumes, contrast) == {}

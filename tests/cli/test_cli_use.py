@@ -42,10 +42,10 @@ def here(tmp_path, monkeypatch):
         ("website average sexton index", (None, None, None, None)),
     ],
 )
-def test_columns_are_known_by_their_names(columns, roles):
+def test_roles_are_guessed_by_names(columns, roles):
     names = columns.split("," if "," in columns else " ")
-    found = guess_roles(names)
-    assert tuple(found.get(role) for role in ("site", "covariates", "target", "id")) == roles
+    result = guess_roles(names)
+    assert tuple(result.get(role) for role in ("site", "covariates", "target", "id")) == roles
 
 
 def test_two_of_a_kind_are_too_many():
@@ -54,12 +54,12 @@ def test_two_of_a_kind_are_too_many():
     assert "target" not in guess_roles(["site", "dx", "diagnosis"], roles=["site"])
 
 
-def test_what_is_guessed_is_told_and_can_be_said_otherwise(here, capsys):
+def test_guesses_are_reported_and_can_be_said_otherwise(here, capsys):
     assert main(["check", "people.csv"]) == 0
     guessed = capsys.readouterr()
     assert "--site site --covariate age sex --target dx --id id" in guessed.err
-    told = ["--site", "site", "--covariate", "age", "sex", "--target", "dx", "--id", "id"]
-    assert main(["check", "people.csv", *told]) == 0
+    said_flags = ["--site", "site", "--covariate", "age", "sex", "--target", "dx", "--id", "id"]
+    assert main(["check", "people.csv", *said_flags]) == 0
     said = capsys.readouterr()
     assert said.out == guessed.out
     assert said.err == ""
@@ -72,7 +72,7 @@ def test_what_is_guessed_is_told_and_can_be_said_otherwise(here, capsys):
     assert "--site" in capsys.readouterr().err
 
 
-def test_an_id_that_comes_again_is_a_person_with_visits(here, capsys):
+def test_an_id_that_comes_again_is_a_participant_with_visits(here, capsys):
     people = pd.read_csv("people.csv")
     again = people.assign(thickness=people["thickness"] + 0.01, age=people["age"] + 1)
     visits = pd.concat([people, again], ignore_index=True)
@@ -88,14 +88,14 @@ def test_an_id_that_comes_again_is_a_person_with_visits(here, capsys):
     capsys.readouterr()
 
 
-def test_a_number_that_names_people_is_no_measurement(here, capsys):
+def test_a_number_that_names_participants_is_no_measurement(here, capsys):
     people = pd.read_csv("people.csv").assign(id=[k // 4 * 2 + k % 2 for k in range(24)])
     people.to_csv("people.csv", index=False)
     assert main(["harmonize", "people.csv", "--out", "out", "--json", "--no-report"]) == 0
     assert json.loads(capsys.readouterr().out)["features"] == ["thickness", "volume"]
 
 
-def test_numbers_that_each_site_gives_anew_are_not_taken_for_people_who_travelled(here, capsys):
+def test_numbers_that_each_site_gives_anew_are_not_taken_for_travelling_participants(here, capsys):
     people = pd.read_csv("people.csv").assign(id=[k // 2 + 1 for k in range(24)])  # 1 to 12 at both sites
     people.to_csv("people.csv", index=False)
     call = ["harmonize", "people.csv", "--no-report", "--out"]
@@ -228,10 +228,10 @@ def test_json_is_all_that_is_printed(here, capsys):
     }
     for call, keys in calls.items():
         assert main(call.split()) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert keys <= set(found), call
-        for key in {"harmonized", "model", "truth"} & set(found):
-            assert (here / found[key]).exists()
+        result = json.loads(capsys.readouterr().out)
+        assert keys <= set(result), call
+        for key in {"harmonized", "model", "truth"} & set(result):
+            assert (here / result[key]).exists()
     assert not (here / "dry").exists()
 
 

@@ -32,12 +32,12 @@ def test_entities_become_columns(tmp_path):
     touch(tmp_path, anat("01", "space-MNI_res-4_desc-brain_T1w.nii.gz"), anat("02", "space-MNI_T1w.nii"))
     touch(tmp_path, anat("01", "T2w.nii.gz"), anat("01", "space-MNI_T1w.json"))
     touch(tmp_path, "derivatives/other/" + anat("03", "T1w.nii.gz"))
-    found = find_images(tmp_path)
-    assert found["participant_id"].tolist() == ["sub-01", "sub-02"]
-    assert found["session"].tolist() == [None, None]
-    assert found["space"].tolist() == ["MNI", "MNI"]
-    assert found["desc"].tolist() == ["brain", None]
-    assert found["path"].iloc[0] == tmp_path / anat("01", "space-MNI_res-4_desc-brain_T1w.nii.gz")
+    frame = find_images(tmp_path)
+    assert frame["participant_id"].tolist() == ["sub-01", "sub-02"]
+    assert frame["session"].tolist() == [None, None]
+    assert frame["space"].tolist() == ["MNI", "MNI"]
+    assert frame["desc"].tolist() == ["brain", None]
+    assert frame["path"].iloc[0] == tmp_path / anat("01", "space-MNI_res-4_desc-brain_T1w.nii.gz")
 
 
 def test_the_derivatives_are_read_where_they_are_the_folder(tmp_path):
@@ -59,8 +59,8 @@ def test_the_derivatives_are_read_where_they_are_the_folder(tmp_path):
 def test_filters_narrow(filters, rest, tmp_path):
     rests = ["space-MNI_res-2_T1w.nii.gz", "space-MNI_res-4_T1w.nii.gz", "T1w.nii.gz"]
     touch(tmp_path, *(anat(person, rest) for person in ("01", "02") for rest in rests))
-    found = find_images(tmp_path, **filters)
-    assert [path.name for path in found["path"]] == [f"sub-{person}_{rest}" for person in ("01", "02")]
+    frame = find_images(tmp_path, **filters)
+    assert [path.name for path in frame["path"]] == [f"sub-{person}_{rest}" for person in ("01", "02")]
 
 
 def test_sessions_are_visits_of_their_own_and_can_be_chosen(tmp_path):
@@ -106,7 +106,7 @@ def test_folders_that_are_no_bids(tmp_path):
 # -- joining -----------------------------------------------------------------------------------------------
 
 
-def test_people_are_joined_with_their_images(tmp_path):
+def test_participants_are_joined_with_their_images(tmp_path):
     touch(tmp_path, anat("01", "T1w.nii.gz"), anat("02", "T1w.nii.gz"))
     participants(tmp_path, "sub-02\tn/a\t1", "01\t30.5\t2")
     frame = read_bids(tmp_path)
@@ -117,7 +117,7 @@ def test_people_are_joined_with_their_images(tmp_path):
     assert [path.name[:6] for path in frame["path"]] == ["sub-01", "sub-02"]
 
 
-def test_a_visit_overrides_the_person(tmp_path):
+def test_a_visit_overrides_the_participant(tmp_path):
     touch(tmp_path, *(anat("01", "T1w.nii.gz", visit) for visit in "ab"), anat("02", "T1w.nii.gz", "a"))
     participants(tmp_path, "sub-01\t30\tX", "sub-02\t40\tY")
     (tmp_path / "sub-01/sub-01_sessions.tsv").write_text(
@@ -157,7 +157,7 @@ def test_double_ids_are_named(tmp_path):
         read_bids(tmp_path)
 
 
-def test_another_table_of_people_can_be_given(tmp_path):
+def test_another_table_of_participants_can_be_given(tmp_path):
     touch(tmp_path, anat("01", "T1w.nii.gz"))
     with pytest.raises(InputError, match=r"participants\.tsv does not exist"):
         read_bids(tmp_path)

@@ -134,10 +134,10 @@ def test_a_change_of_the_scanner_is_seen_in_images(tmp_path):
         nibabel.save(nibabel.Nifti1Image(data * rng.uniform(0.5, 2), np.diag([4.0, 4, 4, 1])), path)
         people.append({"id": path.stem[:6], "scanner": site, "age": rng.uniform(50, 90), "path": str(path)})
     report = ep.check(pd.DataFrame(people), site="scanner", covariates="age", images="path", id="id")
-    found = [finding for finding in report.warnings if finding.code == "break-within-site"]
-    assert [finding.rows for finding in found] == [(15, 16)]
-    assert "'Trio'" in found[0].text
-    assert "sub-15" in found[0].text
+    breaks = [finding for finding in report.warnings if finding.code == "break-within-site"]
+    assert [finding.rows for finding in breaks] == [(15, 16)]
+    assert "'Trio'" in breaks[0].text
+    assert "sub-15" in breaks[0].text
     mask = np.zeros((20, 20, 20))
     mask[8:] = 1
     elsewhere = ep.check(

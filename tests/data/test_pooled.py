@@ -60,8 +60,8 @@ def test_every_site_is_in_every_fold_in_proportion(sizes, n_folds, seed):
     data = pool(sizes)
     for _, test in data.folds(n_folds, stratify="site", random_state=seed):
         counts = np.bincount(data.site[test], minlength=len(sizes))
-        own = np.bincount(data.site)
-        assert (np.abs(counts - own / n_folds) <= 1).all()
+        sizes_of_sites = np.bincount(data.site)
+        assert (np.abs(counts - sizes_of_sites / n_folds) <= 1).all()
 
 
 @given(site_sizes, st.floats(0.1, 0.9), st.integers(0, 10_000))
@@ -69,8 +69,8 @@ def test_every_site_is_in_a_split_in_proportion(sizes, share, seed):
     data = pool(sizes)
     _, test = data.split(share, random_state=seed)
     counts = np.bincount(data.site[test], minlength=len(sizes))
-    own = np.bincount(data.site)
-    assert (np.abs(counts - own * share) <= 1 + 1e-9).all()
+    sizes_of_sites = np.bincount(data.site)
+    assert (np.abs(counts - sizes_of_sites * share) <= 1 + 1e-9).all()
 
 
 def test_covariate_strata_make_folds_of_like_ages():
@@ -253,7 +253,7 @@ def test_a_table_keeps_its_own_names():
     assert back.columns.is_unique
 
 
-def test_new_people_take_the_meaning_of_the_pool_they_are_like():
+def test_new_rows_take_the_meaning_of_the_pool_they_are_like():
     frame = pd.DataFrame(
         {"s": list("BBCC"), "sex": list("MFFM"), "age": [20.0, 30, 60, 80], "v": [1.0, 2, 3, 4]}
     )
@@ -277,7 +277,7 @@ def test_new_people_take_the_meaning_of_the_pool_they_are_like():
 
 
 @given(st.integers(2, 6), st.floats(0.01, 0.99), st.integers(0, 1000))
-def test_both_sides_of_a_split_have_somebody(rows, share, seed):
+def test_no_side_of_a_split_is_empty(rows, share, seed):
     data = ep.PooledDataset.from_arrays(np.arange(rows)[:, None], site=["A"] * (rows - 1) + ["B"])
     train, test = data.split(share, random_state=seed)
     assert min(len(train), len(test)) >= 1

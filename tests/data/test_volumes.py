@@ -95,16 +95,16 @@ def test_whole_numbers_are_kept_exactly(values):
 
 def test_selections_are_lazy_and_nest(files, cache):
     volumes = Volumes.build(files, cache=cache)
-    everyone = volumes.read()
+    all_values = volumes.read()
     part = volumes[np.array([True, False, True, True, False])]
     assert part.store is volumes.store
     assert part.paths == (files[0], files[2], files[3])
-    np.testing.assert_array_equal(part.read(), everyone[[0, 2, 3]])
-    np.testing.assert_array_equal(part[::-1].read([0, 2]), everyone[[3, 0]])
-    np.testing.assert_array_equal(part.read(1), everyone[[2]])
-    np.testing.assert_array_equal(volumes[1:3].read(slice(1, None)), everyone[[2]])
-    np.testing.assert_array_equal(np.concatenate(list(volumes.blocks(2))), everyone)
-    np.testing.assert_array_equal(part.columns(3, 9), everyone[[0, 2, 3], 3:9])
+    np.testing.assert_array_equal(part.read(), all_values[[0, 2, 3]])
+    np.testing.assert_array_equal(part[::-1].read([0, 2]), all_values[[3, 0]])
+    np.testing.assert_array_equal(part.read(1), all_values[[2]])
+    np.testing.assert_array_equal(volumes[1:3].read(slice(1, None)), all_values[[2]])
+    np.testing.assert_array_equal(np.concatenate(list(volumes.blocks(2))), all_values)
+    np.testing.assert_array_equal(part.columns(3, 9), all_values[[0, 2, 3], 3:9])
     with pytest.raises(InputError, match="not a single number"):
         volumes[0]
 
@@ -384,7 +384,7 @@ def test_each_bad_image_is_named_and_nothing_is_written(name, files, tmp_path, c
     assert list(cache.iterdir()) == []
 
 
-def test_a_shift_is_told_in_mm_and_a_tiny_one_is_none(files, tmp_path):
+def test_a_shift_is_given_in_mm_and_a_tiny_one_is_none(files, tmp_path):
     shifted = AFFINE.copy()
     shifted[0, 3] += 2.5
     with pytest.raises(InputError, match=r"shifted by 2\.5 mm"):

@@ -12,8 +12,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import equipool as ep
 from equipool.exceptions import EquipoolWarning, InputError
-from equipool.groups.trend import fit_trend
-from equipool.sites.model import Design, fit_site_model
+from equipool.sites.design import Design
+from equipool.sites.model import fit_site_model
 
 SITES = ("GE", "Philips", "Siemens")
 
@@ -23,9 +23,9 @@ def harmonized(pool, **settings):
     return ep.SiteHarmonizer(**settings).fit(pool.X, **given).transform(pool.X, **given)
 
 
-def r2(found, clean):
-    """With the pool's own mean, which nobody can know, removed."""
-    a, b = found - found.mean(axis=0), clean - clean.mean(axis=0)
+def r2(harmonized, clean):
+    """Return the R² of each feature around the means: that of the pool cannot be estimated."""
+    a, b = harmonized - harmonized.mean(axis=0), clean - clean.mean(axis=0)
     return (1 - ((a - b) ** 2).sum(axis=0) / (b**2).sum(axis=0)).mean()
 
 
@@ -46,7 +46,7 @@ def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
-# -- the closed form ---------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.6])
@@ -55,15 +55,15 @@ def test_tables_that_are_taken_in_pieces_give_the_same(monkeypatch, gain):
     rng = np.random.default_rng(0)
     x = pool.X * (1 + gain * (pool.site_labels == "GE"))[:, None]
     subject = rng.integers(0, 150, len(x))
-    found = []
+    results = []
     for numbers in (10**9, 100):
         monkeypatch.setattr("equipool.sites.passes.PIECE", numbers)
         harmonizer = ep.SiteHarmonizer(bending=True)
         harmonizer.fit(x, pool.y, site=pool.site_labels, covariates=pool.C, subject=subject)
-        found.append(harmonizer.transform(x, site=pool.site_labels, covariates=pool.C))
-        found.append(harmonizer.transform(x))  # by what it learned to read
-    np.testing.assert_allclose(found[2], found[0], rtol=1e-8)
-    np.testing.assert_allclose(found[3], found[1], rtol=1e-8)
+        results.append(harmonizer.transform(x, site=pool.site_labels, covariates=pool.C))
+        results.append(harmonizer.transform(x))  # by inferred sites and covariates
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-8)
+    np.testing.assert_allclose(results[3], results[1], rtol=1e-8)
 
 
 @pytest.mark.parametrize(("rows", "sites", "tables"), [(40_000, 4, 9.0), (4500, 1500, 25.0)])
@@ -80,83 +80,54 @@ def test_memory_is_a_few_times_that_of_the_table(rows, sites, tables):
     assert peak < tables * x.nbytes
 
 
-def test_the_regression_is_that_of_a_design_matrix():
-    """Trend and shifts against plain least squares with one column a site."""
-    rng = np.random.default_rng(0)
-    n, sites = 200, rng.integers(0, 4, 200)
-    c = rng.normal(size=(n, 1)) + sites[:, None]
-    z = rng.uniform(-2, 2, (n, 3)) + sites[:, None] * 0.5 + c  # nobody is far
-    weight = rng.uniform(0.5, 1.5, n)
-    design = Design(sites, c, np.empty((n, 0)), weight, np.zeros(n, dtype=np.intp), 4)
-    model = fit_site_model(z, design, mixing=np.inf, curvature=0.01, gain=False)
-    basis = fit_trend(c, weight)(c)
-    columns = np.hstack([np.eye(4)[sites], basis])
-    penalty = np.diag([0] * 4 + [1e-9 * weight.sum()] + [0.01 * weight.sum()] * 3)
-    solved = np.linalg.solve(
-        columns.T @ (columns * weight[:, None]) + penalty, columns.T @ (z * weight[:, None])
-    )
-    np.testing.assert_allclose(model.coefficients, solved[4:], atol=1e-9)
-    people = np.bincount(sites, weights=weight)
-    shift = solved[:4] - people @ solved[:4] / people.sum()
-    # Shrunk towards 0, never beyond and never the other way.
-    ratio = model.shift / shift
-    assert (ratio > 0.5).all()
-    assert (ratio <= 1 + 1e-9).all()
+def design_of(site, c, folds=3):
+    n = len(site)
+    return Design(site, c, np.empty((n, 0)), np.ones(n), np.arange(n) % folds, int(site.max()) + 1)
 
 
-def test_the_trend_is_straight_beyond_the_people_it_was_learned_from():
-    rng = np.random.default_rng(0)
-    trend = fit_trend(rng.uniform(20, 60, (300, 1)), np.ones(300))
-    for far in ([70.0, 80.0, 90.0], [-10.0, 0.0, 10.0]):
-        a, b, c = trend(np.array(far)[:, None])
-        np.testing.assert_allclose(b - a, c - b, atol=1e-9)
-
-
-@pytest.mark.parametrize("gain", [False, True])
-def test_measured_is_the_inverse_of_own(truth, gain):
+def test_what_a_site_measured_comes_back(truth):
     pool = truth.pool
     z = (pool.X - pool.X.mean(axis=0)) / pool.X.std(axis=0)
-    n = len(z)
-    design = Design(
-        pool.site.astype(np.intp), pool.C, np.empty((n, 0)), np.ones(n), np.arange(n) % 3, len(SITES)
-    )
-    model = fit_site_model(z, design, mixing=50.0, gain=gain)
-    for s in range(len(SITES)):
-        rows = pool.site == s
-        own = model.own(z[rows], pool.C[rows], s)
-        np.testing.assert_allclose(model.measured(own, pool.C[rows], s), z[rows], atol=1e-9)
+    model = fit_site_model(z, design_of(pool.site.astype(np.intp), pool.C), shrinkage=50.0)
+    at = model.at(pool.C, pool.site)
+    undone = model.undo(z, at)
+    deviation = model.composition["covariance"].deviation
+    near = (np.abs(undone - at.predicted) < 3 * deviation).all(axis=1)  # outliers are set apart
+    assert near.mean() > 0.9
+    np.testing.assert_allclose(model.redo(undone, at)[near], z[near], atol=1e-9)
 
 
 def test_each_sites_covariance_becomes_that_of_the_pool():
-    """With the site's own covariance trusted fully, residuals of all sites end with the same one."""
+    """Without shrinkage, residuals of all sites end with the same covariance."""
     rng = np.random.default_rng(0)
     n, p = 3000, 5
     site = np.repeat(np.arange(3), n // 3)
     z = np.empty((n, p))
     for s in range(3):
         z[site == s] = rng.normal(size=(n // 3, p)) @ (np.eye(p) + 0.5 * rng.normal(size=(p, p)))
-    design = Design(site, np.empty((n, 0)), np.empty((n, 0)), np.ones(n), np.arange(n) % 3, 3)
-    model = fit_site_model(z, design, mixing=1e-6)
-    found = [np.cov(model.own(z[site == s], design.c[site == s], s).T) for s in range(3)]
-    before = [np.cov(z[site == s].T) for s in range(3)]
-    assert max(np.abs(f - found[0]).max() for f in found) < 0.1 * max(
+    design = design_of(site, np.empty((n, 0)))
+    model = fit_site_model(z, design, shrinkage=1e-6)
+    undone = model.undo(z, model.at(design.covariates, site))
+    after, before = ([np.cov(x[site == s].T) for s in range(3)] for x in (undone, z))
+    assert max(np.abs(a - after[0]).max() for a in after) < 0.1 * max(
         np.abs(b - before[0]).max() for b in before
     )
 
 
-def test_stretched_trends_are_recognised():
-    rng = np.random.default_rng(1)
-    chosen = {}
-    for gain in (False, True):
-        n = 600
-        site = rng.integers(0, 3, n)
-        c = rng.normal(size=(n, 1))
-        spread = np.array([0.6, 1.0, 1.6])[site][:, None]
-        trend, own = 2 * c * np.ones((1, 6)), rng.normal(size=(n, 6))
-        z = spread * (trend + own) if gain else trend + spread * own
-        design = Design(site, c, np.empty((n, 0)), np.ones(n), np.arange(n) % 3, 3)
-        chosen[gain] = fit_site_model(z, design, bending=False).gain  # curves would take it up
-    assert chosen == {False: False, True: True}
+def test_sites_that_scale_the_trend_are_recognised():
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        chosen = {}
+        for scales_trend in (False, True):
+            n = 600
+            site = rng.integers(0, 3, n)
+            c = rng.normal(size=(n, 1))
+            scale = np.array([0.6, 1.0, 1.6])[site][:, None]
+            trend, residuals = 2 * c * np.ones((1, 6)), rng.normal(size=(n, 6))
+            z = scale * (trend + residuals) if scales_trend else trend + scale * residuals
+            model = fit_site_model(z, design_of(site, c), warp=False)  # curves would take it up
+            chosen[scales_trend] = model.composition["shift and scale"].scales_trend
+        assert chosen == {False: False, True: True}
 
 
 # -- what users see ----------------------------------------------------------------------------------------
@@ -293,9 +264,9 @@ def test_visits_of_one_person_count_as_one(truth):
     often = ep.SiteHarmonizer(mixing=100.0).fit(
         pool.X[rows], site=pool.site_labels[rows], covariates=pool.C[rows], subject=who
     )
-    np.testing.assert_allclose(often.model_.people, once.model_.people)
+    np.testing.assert_allclose(often.model_.n_participants, once.model_.n_participants)
     a, b = (h.transform(pool.X, site=pool.site_labels, covariates=pool.C) for h in (once, often))
-    # The knots of the trend are of rows, so the numbers differ a little.
+    # Medians are of rows, so the numbers differ a little.
     assert np.abs(a - b).max() < 0.1 * np.abs(a - pool.X).max()
 
 
@@ -442,7 +413,7 @@ def test_bad_calls_are_answered(arguments, message):
     [
         ({"unseen_site": "skip"}, "unseen_site must be one of error, pooled, adapt. Got 'skip'"),
         ({"missing": "drop"}, "missing must be one of"),
-        ({"mixing": -1.0}, "mixing is a number of people, above 0"),
+        ({"mixing": -1.0}, "mixing must be a number above 0. Got -1.0"),
     ],
 )
 def test_bad_settings_are_answered(truth, settings, message):
@@ -459,7 +430,7 @@ def test_rounded_features_are_harmonized_like_others():
     site = np.repeat(["a", "b", "c"], 200)
     x = (2.5 + 0.15 * rng.normal(size=(600, 5)) + np.repeat([0.3, 0, -0.3], 200)[:, None]).round(1)
     harmonizer = ep.SiteHarmonizer().fit(x, site=site)
-    assert np.isnan(harmonizer.atoms_).all()
+    assert np.isnan(harmonizer.point_masses_).all()
     found = harmonizer.transform(x, site=site)
     assert max(np.ptp([found[site == s].mean(axis=0) for s in "abc"], axis=0)) < 0.05
 
@@ -500,7 +471,7 @@ def test_a_target_that_is_a_covariate_leaves_the_trend_alone():
     pool = ep.simulate_table(overlap=0.0, people=100).pool
     given = {"site": pool.site_labels, "covariates": pool.C}
     plain, with_y = (ep.SiteHarmonizer().fit(pool.X, y, **given) for y in (None, pool.C[:, 0]))
-    np.testing.assert_allclose(with_y.model_.coefficients, plain.model_.coefficients, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(with_y.model_.trend.coefficients, plain.model_.trend.coefficients, rtol=1e-6, atol=1e-9)
 
 
 def test_one_site_with_gaps_comes_back_whole_and_empty_columns_are_named():
@@ -569,11 +540,11 @@ def test_sites_that_are_numbers_are_the_same_in_any_batch(truth):
     np.testing.assert_allclose(part, whole[site == 1.0])
 
 
-def test_with_nobody_to_judge_by_covariances_are_left_alone():
+def test_with_too_few_held_out_participants_covariances_are_left_alone():
     many = ep.simulate_table(sites=[f"s{k}" for k in range(30)], people=2, overlap=1.0).pool
     with pytest.warns(EquipoolWarning, match="fewer than 3 participants"):
         harmonizer = ep.SiteHarmonizer().fit(many.X, site=many.site_labels, covariates=many.C)
-    assert harmonizer.model_.mixing == np.inf
+    assert harmonizer.choices_["shrinkage"] == np.inf
 
 
 def test_new_people_with_a_gap_are_named(fitted, truth):

@@ -218,8 +218,9 @@ def test_tau_returns_group_elements_that_undo_the_covariate():
     rho = CovariateAction.spread(6)
     tau = FrameTau(rho)
     latent = random_latents(50, 6, tau=tau)
-    upright = tau(latent).inverse @ latent
-    torch.testing.assert_close(tau.covariate(upright), torch.zeros(50, 1, dtype=torch.float64))
+    reference = tau(latent).inverse @ latent
+    torch.testing.assert_close(tau.covariate(reference), torch.zeros(50, 1, dtype=torch.float64))
+    torch.testing.assert_close(tau.at_reference(latent), (reference, tau.covariate(latent)))
 
 
 def test_the_error_is_infinite_where_a_map_gives_nan():

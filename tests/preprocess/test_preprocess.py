@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 
 import equipool as ep
 from equipool.cli.app import main
-from equipool.data.grid import mni_grid
+from equipool.data.nifti import mni_grid
 from equipool.exceptions import InputError, MissingExtraError
 from equipool.preprocess import folder as folders
 from equipool.preprocess.folder import find_heads, preprocess_folder, preprocess_one
@@ -83,8 +83,8 @@ def files_of(folder):
     ("resolution", "shape"), [(1, (181, 217, 181)), (2, (91, 109, 91)), (4, (46, 55, 46))]
 )
 def test_the_grid_is_the_standard_box(resolution, shape):
-    found, affine = mni_grid(resolution)
-    assert found == shape
+    result, affine = mni_grid(resolution)
+    assert result == shape
     assert nibabel.aff2axcodes(affine) == ("R", "A", "S")
     np.testing.assert_allclose(affine @ [0, 0, 0, 1], [-90, -126, -72, 1])
     np.testing.assert_allclose(affine @ [*(n - 1 for n in shape), 1], [90, 90, 108, 1])
@@ -103,9 +103,9 @@ def test_resampling_follows_the_mapping():
     mapping = motion([8, -5, 4], [1.05, 0.95, 1.1], [1, 2, -1])
     grid = np.diag([2.0, 2.0, 2.0, 1.0])
     grid[:3, 3] = -6
-    found = resample(x + 2 * y - z, affine, (7, 7, 7), grid, mapping)
+    result = resample(x + 2 * y - z, affine, (7, 7, 7), grid, mapping)
     places = mapping @ grid @ np.c_[np.argwhere(np.ones((7, 7, 7))), np.ones(343)].T
-    np.testing.assert_allclose(found.ravel(), [1, 2, -1] @ places[:3], atol=1e-3)
+    np.testing.assert_allclose(result.ravel(), [1, 2, -1] @ places[:3], atol=1e-3)
 
 
 def test_stripes_finer_than_the_new_voxels_average_out():
@@ -135,9 +135,9 @@ def test_a_known_affine_is_found():
     wide = grid.copy()
     wide[:3, 3] -= 32
     head = resample(template(4).t1, grid, tuple(n + 16 for n in shape), wide, np.linalg.inv(truth))
-    found = register(head.clip(0), wide, working_mm=4)
+    result = register(head.clip(0), wide, working_mm=4)
     places = np.c_[np.argwhere(template(4).mask), np.ones(template(4).mask.sum())] @ grid.T
-    assert np.linalg.norm(places @ (found - truth).T, axis=1).mean() < 0.5
+    assert np.linalg.norm(places @ (result - truth).T, axis=1).mean() < 0.5
 
 
 def test_registration_is_silent_and_repeats_itself(capfd):
@@ -181,8 +181,8 @@ def test_deepbet_finds_the_brain_in_a_head():
     grown = [ndimage.binary_dilation(mni.mask, iterations=n) for n in (2, 3)]
     head = np.where(mni.mask, mni.t1, 0.05)
     head[grown[1] & ~grown[0]] = 0.9  # the scalp; the skull is dark
-    found = brain_mask((300 * head).astype(np.float32), mni_grid(4)[1])
-    assert 2 * (found & mni.mask).sum() / (found.sum() + mni.mask.sum()) > 0.93
+    result = brain_mask((300 * head).astype(np.float32), mni_grid(4)[1])
+    assert 2 * (result & mni.mask).sum() / (result.sum() + mni.mask.sum()) > 0.93
 
 
 def test_dark_ventricles_belong_to_an_extracted_brain():
@@ -191,9 +191,9 @@ def test_dark_ventricles_belong_to_an_extracted_brain():
     values[20:26, 25:33, 20:26] = 0  # fluid as dark as the background, open to it below
     values[22:24, 28:30, :20] = 0
     values += np.where(values, 0, 0.01)  # a faint background
-    found = extracted_mask(values, np.full(3, 4.0))
-    assert 2 * (found & mask).sum() / (found.sum() + mask.sum()) > 0.98
-    assert found[20:26, 25:33, 20:26].all()
+    result = extracted_mask(values, np.full(3, 4.0))
+    assert 2 * (result & mask).sum() / (result.sum() + mask.sum()) > 0.98
+    assert result[20:26, 25:33, 20:26].all()
 
 
 def test_an_empty_head_has_no_brain():
@@ -224,9 +224,9 @@ def test_orientation_and_a_time_axis_of_one_are_taken_care_of(tmp_path):
     values[0, 0, 0] = np.nan
     path = tmp_path / "head.nii.gz"
     nibabel.Nifti1Image(values[::-1, :, :, None], np.diag([-2.0, 2, 2, 1])).to_filename(path)
-    found, affine = read_head(path)
+    result, affine = read_head(path)
     assert nibabel.aff2axcodes(affine) == ("R", "A", "S")
-    np.testing.assert_array_equal(found, np.nan_to_num(values))
+    np.testing.assert_array_equal(result, np.nan_to_num(values))
 
 
 @pytest.mark.parametrize(

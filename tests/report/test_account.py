@@ -8,9 +8,9 @@ import pytest
 import equipool as ep
 from equipool.data import PooledDataset, check
 from equipool.exceptions import InputError
-from equipool.judge.heldout import LEAST, held_out, make_folds
+from equipool.judge.heldout import MIN_PARTICIPANTS, held_out, make_folds
 from equipool.judge.scores import site_shares
-from equipool.report.account import Account, _judged, account_of, refit_table, tau_of, with_sites_of
+from equipool.report.account import Account, _judged, account_of, refit_table, tau_of
 from equipool.report.figure_tables import boxes, effects, worst
 from equipool.report.page import report_page
 from equipool.report.verdict import best, verdict
@@ -36,7 +36,7 @@ def account(pool, preflight):
     model = ep.SiteHarmonizer(random_state=0)
     clean = model.fit_transform(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.judge.heldout.TREES", 10)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 10)
         return account_of(pool, clean, refit_table(pool, ep.SiteHarmonizer), preflight)
 
 
@@ -44,11 +44,11 @@ def account(pool, preflight):
 def quick(monkeypatch):
     """Leave out what takes long: t-SNE and many trees."""
     monkeypatch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
-    monkeypatch.setattr("equipool.judge.heldout.TREES", 3)
+    monkeypatch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
 
 
-def reading(found, stage, who="training people"):
-    return best(found["readings"], stage, who)["mean"]
+def reading(found, stage, who="training participants"):
+    return best(found["site_scores"], stage, who)["mean"]
 
 
 def test_readers_find_the_site_before_and_hardly_after(account):
@@ -128,8 +128,8 @@ def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
     zero = rng.random(len(pool)) < 0.9
     after[zero, 0] = np.array([0.01, 0.02, 0.03])[pool.site[zero]]
     found = held_out(pool, before, lambda train: after)
-    for who in ("training people", "held-out people"):
-        readings = [best(found.readings, stage, who)["mean"] for stage in ("before", "after")]
+    for who in ("training participants", "held-out participants"):
+        readings = [best(found.site_scores, stage, who)["mean"] for stage in ("before", "after")]
         assert readings[1] > readings[0] + 0.1
 
 
@@ -147,12 +147,12 @@ def test_the_harmonizer_never_sees_held_out_people(pool, preflight, quick):
 
 
 def test_a_person_is_never_split_and_a_small_site_never_held_out():
-    site = np.array(["A"] * 40 + ["B"] * 40 + ["C"] * (LEAST - 1))
+    site = np.array(["A"] * 40 + ["B"] * 40 + ["C"] * (MIN_PARTICIPANTS - 1))
     pool = PooledDataset.from_arrays(np.arange(len(site), dtype=float)[:, None], site=site)
     subject = np.repeat(np.arange(len(site) // 5 + 1), 5)[: len(site)]
-    subject[-LEAST:] = 100 + np.arange(LEAST)
+    subject[-MIN_PARTICIPANTS:] = 100 + np.arange(MIN_PARTICIPANTS)
     folds = make_folds(pool, subject, 3, 0)
-    for train, test in folds:
+    for train, test in ((fold.train, fold.test) for fold in folds):
         assert not set(subject[train]) & set(subject[test])
         assert "C" not in pool.site_labels[test]
         assert set(pool.site_labels[train]) == {"A", "B", "C"}
@@ -165,7 +165,7 @@ def test_who_was_at_a_small_site_too_is_not_trained_on_when_held_out():
     pool = PooledDataset.from_arrays(np.arange(60.0)[:, None], site=site)
     folds = make_folds(pool, subject, 3, 0)
     assert len(folds) == 3
-    for train, test in folds:
+    for train, test in ((fold.train, fold.test) for fold in folds):
         assert not set(subject[train]) & set(subject[test])
         assert set(pool.site_labels[test]) == {"A", "B"}
 
@@ -185,11 +185,11 @@ def visits():
 
 def test_visits_of_one_person_do_not_tell_the_site_of_another(visits, monkeypatch):
     pool, person = visits
-    monkeypatch.setattr("equipool.judge.heldout.TREES", 3)
+    monkeypatch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
     found = held_out(pool, pool.features, lambda train: pool.features, subject=person)
-    assert found.people == 60
+    assert found.participants == 60
     for stage in ("before", "covariates"):
-        assert best(found.readings, stage, "held-out people")["mean"] < 0.65
+        assert best(found.site_scores, stage, "held-out participants")["mean"] < 0.65
 
 
 def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(visits, quick):
@@ -214,13 +214,6 @@ def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(v
     assert "Rows by site" in page
 
 
-def test_sites_that_training_does_not_know_leave_no_gap_in_their_numbers():
-    pool = PooledDataset.from_arrays(np.arange(5.0)[:, None], site=["A", "B", "C", "C", "D"])
-    told = with_sites_of(pool, np.array([0, 2, 3]))
-    assert told.site[[0, 2, 3]].tolist() == [0, 1, 1]
-    assert told.site.max() == 1
-
-
 def test_sites_too_small_to_judge_are_said_to_be(quick):
     truth = ep.simulate_table(people=4).pool
     preflight = check(truth.to_frame(), site="site", covariates="age", id="id", target="dx")
@@ -240,7 +233,7 @@ def judged_of(
     columns = ("stage", "classifier", "fitted_on", "mean", "sd")
     rows = [
         (stage, "logistic", who, value, after_sd if stage == "after" else 0.01)
-        for who, own in (("training people", after), ("held-out people", after_held_out))
+        for who, own in (("training participants", after), ("held-out participants", after_held_out))
         for stage, value in (
             ("before", before),
             ("after", own),
@@ -250,7 +243,7 @@ def judged_of(
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
-    return {"readings": readings, "signals": table, "folds": 5}
+    return {"site_scores": readings, "signals": table, "folds": 5}
 
 
 def test_the_worse_reading_decides():

@@ -25,7 +25,7 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 def _quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
-        patch.setattr("equipool.judge.heldout.TREES", 3)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
         patch.setattr("equipool.judge.heldout.MANY", 0)
         yield
 
@@ -91,7 +91,7 @@ def test_sections_come_in_order(folder):
 def test_the_page_holds_the_account_s_numbers(folder):
     page = (folder / "report.html").read_text()
     account = Account.from_json((folder / "account.json").read_text())
-    assert numbers(page, "site")["mean"] == pytest.approx(account.held_out["readings"]["mean"])
+    assert numbers(page, "site")["mean"] == pytest.approx(account.held_out["site_scores"]["mean"])
     assert numbers(page, "effects")["harmonized_t"] == account.effects["table"]["harmonized_t"]
     figures = set(re.findall(r'<figure id="([\w-]+)"', page))
     assert figures - {"causes"} == set(re.findall(r'download="([\w-]+).csv"', page))

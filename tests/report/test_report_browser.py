@@ -59,7 +59,7 @@ def made(tmp_path_factory):
     roles = {"site": names["site"], "covariates": names["age"], "target": names["dx"], "id": "id"}
     pool = PooledDataset.from_frame(frame, **roles)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.judge.heldout.TREES", 3)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
         clean = ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C)
         account = account_of(pool, clean, None, check(frame, **roles))
     object.__setattr__(account, "statmap", brain_pictures()[0])
@@ -126,7 +126,7 @@ def download(page, key):
 
 def test_the_csv_has_the_account_s_numbers(page, made):
     rows = download(page, "site")
-    assert [float(row["mean"]) for row in rows] == pytest.approx(made[0].held_out["readings"]["mean"])
+    assert [float(row["mean"]) for row in rows] == pytest.approx(made[0].held_out["site_scores"]["mean"])
 
 
 def test_no_cell_of_a_csv_is_a_formula(page):

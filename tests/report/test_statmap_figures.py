@@ -7,7 +7,7 @@ import pytest
 
 from equipool.exceptions import EquipoolError, InputError
 from equipool.judge.statmaps import in_volume, stat_map
-from equipool.report.statmap_figures import glass_figure, statmap_figure, write_statmap
+from equipool.report.statmap_figures import statmap_figure, write_statmap
 from equipool.report.style import save_figure
 
 AFFINE = np.array([[-8.0, 0, 0, 45], [0, 8, 0, -60], [0, 0, 8, -30], [0, 0, 0, 1]])
@@ -96,13 +96,6 @@ def test_what_cannot_be_drawn_is_said(pool):
         statmap_figure({"a": ours}, mask, AFFINE, mean[1:])
     with pytest.raises(InputError, match="heights in mm"):
         statmap_figure({"a": ours}, mask, AFFINE, mean, slices=[500.0])
-
-
-def test_the_glass_brain_is_drawn(pool, tmp_path):
-    mask, _, ours, _ = pool
-    figure = glass_figure({"ours": ours}, mask, AFFINE, alpha=0.05)
-    assert figure.axes[0].get_title().startswith(f"ours: {ours.significant(alpha=0.05).sum()} ")
-    assert save_figure(figure, tmp_path / "glass.png").stat().st_size > 5000
 
 
 def test_files_hold_the_map(pool, tmp_path):

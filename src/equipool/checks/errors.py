@@ -12,13 +12,14 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import Finding, error, listed, plural, raise_first_error, rows_text, warning
-from equipool.checks.inputs import Inputs, TextCell, label_codes
+from equipool.checks.inputs import Inputs, Levels, TextCell, label_codes
 from equipool.exceptions import EquipoolWarning, InputError
 
 Missing = Literal["error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
 COLLINEAR = 1 - 1e-9  # correlation
+IT = {"covariate": "it", "target": "the target"}  # in a sentence
 
 
 def check_inputs(
@@ -211,64 +212,60 @@ def _sites(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
-    values = inputs.target_numbers
+    values, is_class = inputs.target_numbers, inputs.task == "class"
     if values is None or inputs.target is None:
         return
-    name, is_class = inputs.target_name, inputs.task == "class"
-    finite = values[np.isfinite(values)]
-    distinct = len(np.unique(finite))
-    if distinct == 1:
-        only = f"{finite[0]:g}"
-        if is_class:
-            only = f"one class only, {next(label for label in inputs.target if label)!r}"
-        text = (
-            f"The target {name!r} {'has' if is_class else 'is'} {only} in every row, so nothing can be "
-            "learned about it; add rows in which it varies, or leave the target out."
-        )
-        yield error("one-class" if is_class else "constant-target", text, name)
-    elif is_class and distinct == len(values) > 2:
+    name, finite = inputs.target_name, values[np.isfinite(values)]
+    labels = [label for label in inputs.target if label] if is_class else []
+    if is_class and len(np.unique(finite)) == len(values) > 2:
         text = (
             f"The target {name!r} has a different value in every row, as an id would; name the column to be "
             "predicted, or leave the target out."
         )
         yield error("target-per-row", text, name)
-    elif _tied(inputs, values):
-        text = (
-            f"The target {name!r} never varies within a site, so its effect and the site's are the same "
-            "thing; add sites in which it varies, or leave the target out (covariate effects can still be "
-            "learned)."
-        )
-        yield error("target-tied-to-site", text, name, inputs.site_name)
+    elif is_class and len(set(labels)) == 1:
+        yield _constant("one-class", "target", name, f"has one class only, {labels[0]!r}")
+    else:
+        yield from _varies_too_little(inputs, "target", name, values, None)
 
 
 def _covariates(inputs: Inputs) -> Iterator[Finding]:
-    varying: list[str] = []
+    varying: list[int] = []
     columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
-    for name, values, levels in columns:
-        finite = values[np.isfinite(values)]
-        if not len(finite):
-            continue
-        if finite.min() == finite.max():
-            only = f"{finite[0]:g}" if levels is None else repr(levels[0])
-            text = (
-                f"The covariate {name!r} is {only} in every row, so nothing can be learned about it; leave "
-                "it out or add rows in which it varies."
-            )
-            yield error("constant-covariate", text, name)
-        elif _tied(inputs, values):
-            text = (
-                f"The covariate {name!r} never varies within a site, so its effect and the site's are the "
-                "same thing; add sites in which it varies, or leave it out (everything else can still be "
-                "learned)."
-            )
-            yield error("covariate-tied-to-site", text, name, inputs.site_name)
-        else:
-            varying.append(name)
+    for k, (name, values, levels) in enumerate(columns):
+        findings = list(_varies_too_little(inputs, "covariate", name, values, levels))
+        yield from findings
+        if not findings and np.isfinite(values).any():
+            varying.append(k)
     yield from _collinear(inputs, varying)
 
 
-def _collinear(inputs: Inputs, names: list[str]) -> Iterator[Finding]:
-    columns = [inputs.covariate_names.index(name) for name in names]
+def _varies_too_little(
+    inputs: Inputs, role: str, name: str, values: NDArray[Any], levels: Levels
+) -> Iterator[Finding]:
+    finite = values[np.isfinite(values)]
+    if len(finite) and finite.min() == finite.max():
+        only = f"{finite[0]:g}" if levels is None else repr(levels[0])
+        yield _constant(f"constant-{role}", role, name, f"is {only}")
+    elif _tied(inputs, values):
+        text = (
+            f"The {role} {name!r} never varies within a site, so its effect and the site's are the same "
+            f"thing; add sites in which it varies, or leave {IT[role]} out (everything else can still be "
+            "learned)."
+        )
+        yield error(f"{role}-tied-to-site", text, name, inputs.site_name)
+
+
+def _constant(code: str, role: str, name: str, what: str) -> Finding:
+    text = (
+        f"The {role} {name!r} {what} in every row, so nothing can be learned about it; leave {IT[role]} out "
+        "or add rows in which it varies."
+    )
+    return error(code, text, name)
+
+
+def _collinear(inputs: Inputs, columns: list[int]) -> Iterator[Finding]:
+    names = [inputs.covariate_names[k] for k in columns]
     complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)][:, columns]
     correlation = pd.DataFrame(complete).corr().to_numpy()
     first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))

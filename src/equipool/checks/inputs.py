@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks.findings import listed, rows_text
-from equipool.exceptions import InputError
+from equipool.exceptions import InputError, did_you_mean
 
 Task = Literal["class", "number"]
 Levels = tuple[str, ...] | None  # of a covariate that is text: its values, coded 0 and 1
@@ -222,16 +221,12 @@ def label_codes(labels: NDArray[Any]) -> FloatArray:
 
 def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
     """Raise an error with the nearest name where a column is not in the table."""
-    columns = list(frame.columns)
-    for name in names:
-        if name in columns:
-            continue
-        same = [column for column in columns if column.lower() == name.lower()]
-        near = same or difflib.get_close_matches(name, columns, n=1, cutoff=0.65)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else f"add it, or name one of {listed(columns, shown=12)}."
+    for name in (name for name in names if name not in frame.columns):
+        same = [column for column in frame.columns if column.lower() == name.lower()]
+        otherwise = f"add it, or name one of {listed(frame.columns, shown=12)}."
+        raise InputError(
+            f"The table has no column {name!r}; {did_you_mean([*same, name][0], frame.columns, otherwise)}"
         )
-        raise InputError(f"The table has no column {name!r}; {hint}")
 
 
 def _as_names(names: str | Sequence[str]) -> list[str]:

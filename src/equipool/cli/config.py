@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from equipool.exceptions import InputError
+from equipool.exceptions import InputError, did_you_mean
 from equipool.files import write_whole
 
 # Options that belong to one call, not to the data.
@@ -34,8 +33,7 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
     keys = {key for actions in options.values() for key in actions}
     for key in content:
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(sorted(keys))}."
+            hint = did_you_mean(key, keys, f"choose from {', '.join(sorted(keys))}.")
             raise InputError(f"{path} has the unknown key {key!r}; {hint}")
     given = {key: action for key, action in options.get(command, {}).items() if key in content}
     return {action.dest: _value(action, content[key], key, path) for key, action in given.items()}

@@ -69,18 +69,19 @@ def _pooled(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     """Fit on half of the participants, judge on the other half; harmonize all of them."""
     import numpy as np
 
-    from equipool.estimators import EquivariantPooler
-    from equipool.judge import site_readers
+    from equipool.estimators import EquivariantPooler, SiteHarmonizer
+    from equipool.judge import classify_site
 
     pool = truth.pool
     first, second = pool.split(0.5, stratify=("site", "target"), random_state=seed)
     train, test = pool[first], pool[second]
     pooler = EquivariantPooler(random_state=seed, steps=800)
     pooler.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
-    harmonized = pooler.harmonize(pool.X, site=pool.site_labels, covariates=pool.C)
+    harmonizer = SiteHarmonizer(random_state=seed).fit(train.X, site=train.site_labels, covariates=train.C)
+    harmonized = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
 
     def site_auc(a: Any, b: Any) -> float:
-        return max(reading.auc for reading in site_readers(a, train.site, b, test.site, seed=seed))
+        return max(score.auc for score in classify_site(a, train.site, b, test.site, seed=seed))
 
     def agreement(x: Any) -> float:
         """Return R² with the clean features, averaged over features; their means are left out."""

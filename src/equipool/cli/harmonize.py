@@ -262,11 +262,11 @@ def _say_pool(arguments: argparse.Namespace, pool: PooledDataset, what: str, sec
 def _table_seconds(pool: PooledDataset, no_report: bool) -> float:
     """Return what a table takes on one core, as measured on 200 to 4 000 rows and 20 to 1 000 features.
 
-    The report's share is a line through two tables, of 90 rows with 2 features and of 1 078 with 218.
+    The report's share is a line through two tables, of 180 rows with 12 features and of 1 078 with 218.
     """
     rows, features = pool.features.shape
     fit = STARTING + 2.5e-6 * rows * features + 5e-10 * features**3
-    return fit if no_report else fit + 12 + 6e-5 * rows * features
+    return fit if no_report else fit + 5 + 5e-5 * rows * features
 
 
 def _counts(pool: PooledDataset) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def take_roles(
     site = guess_roles(columns, roles=[role for role in open_roles if role == "site"])
     others = [role for role in open_roles if role != "site"]
     taken = [name for name in (*taken, site.get("site")) if name]
-    guessed: dict[str, Any] = {**site, **guess_roles(columns, roles=others, taken=taken)}
+    guessed = {**site, **guess_roles(columns, roles=others, taken=taken)}
     for role, value in guessed.items():
         setattr(arguments, role, value)
     if not arguments.site and site_needed:

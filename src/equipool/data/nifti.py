@@ -32,6 +32,7 @@ REGIONS = 10  # along each axis, to see changes in
 UNLIKE = 1000.0  # times brighter or darker than the others: probably another unit or scaling
 LEVEL = 3  # of compression
 MNI = 4  # NIfTI's code of MNI space
+CORNER, EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: the paper's box, 91 × 109 × 91 at 2 mm
 
 
 class Frame(NamedTuple):
@@ -147,6 +148,20 @@ def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
         total = np.add.reduceat(total, starts, axis=axis)
         total /= sizes.reshape([-1 if k == axis else 1 for k in range(3)])
     return total.ravel()
+
+
+def mni_grid(resolution: float) -> tuple[tuple[int, int, int], NDArray[np.float64]]:
+    """Return shape and affine (RAS) of the standard MNI152 box at a voxel size in mm.
+
+    Examples
+    --------
+    >>> mni_grid(2)[0], mni_grid(4)[0]
+    ((91, 109, 91), (46, 55, 46))
+    """
+    x, y, z = (int(extent / resolution + 1e-6) + 1 for extent in EXTENT)
+    affine = np.diag([resolution, resolution, resolution, 1.0])
+    affine[:3, 3] = CORNER
+    return (x, y, z), affine
 
 
 def read_grid(path: Path) -> Frame | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
 from equipool.checks.findings import listed, plural
 from equipool.data.splits import deal, systematic
 from equipool.data.tables import image_paths, label_columns, read_table
-from equipool.exceptions import InputError
+from equipool.exceptions import InputError, did_you_mean
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -281,8 +280,7 @@ class PooledDataset:
     def covariate(self, name: str) -> FloatArray:
         """Return one covariate by name, in its unit."""
         if name not in self.covariate_names:
-            near = difflib.get_close_matches(name, self.covariate_names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {list(self.covariate_names)}."
+            hint = did_you_mean(name, self.covariate_names, f"there are {list(self.covariate_names)}.")
             raise InputError(f"The pool has no covariate {name!r}; {hint}")
         return self.C[:, self.covariate_names.index(name)]
 

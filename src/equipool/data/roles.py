@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypedDict
+from typing import Any
 
 from equipool.exceptions import InputError
 
@@ -40,28 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {
 ENDINGS = ("", "id", "code", "name", "group", "label", "number", "years", "months", "days")
 
 
-class GuessedRoles(TypedDict, total=False):
-    """The roles that were guessed; one that no column's name fits is not among them."""
-
-    site: str
-    covariates: list[str]
-    target: str
-    id: str
-
-
 def guess_roles(
     columns: Iterable[str], *, roles: Sequence[str] = ROLES, taken: Iterable[str] = ()
-) -> GuessedRoles:
-    """Return what the columns of a table are by their names; upper case and separators do not matter.
+) -> dict[str, Any]:
+    """Return the column of each role by its name; upper case and separators do not matter.
 
-    Parameters
-    ----------
-    columns
-        The table's column names, or a data frame.
-    roles
-        Which roles to guess.
-    taken
-        Columns that have a role already.
+    A role that no name fits is not in the result. Columns that are ``taken`` have a role already.
 
     Examples
     --------
@@ -70,18 +54,14 @@ def guess_roles(
     """
     taken = {*taken}
     free = {name: _plain(name) for name in map(str, columns) if name not in taken}
-    guessed: GuessedRoles = {}
-    if "site" in roles and (site := _guess(free, "site", "--site")):
-        guessed["site"] = site
-    if "covariates" in roles:
-        covariates = [_guess(free, what, "--covariate") for what in ("age", "sex")]
-        if any(covariates):
-            guessed["covariates"] = [name for name in covariates if name]
-    if "target" in roles and (target := _guess(free, "target", "--target")):
-        guessed["target"] = target
-    if "id" in roles and (id := _guess(free, "id", "--id")):
-        guessed["id"] = id
-    return guessed
+    guessed: dict[str, Any] = {}
+    for role in (role for role in ROLES if role in roles):
+        if role == "covariates":
+            names = [_guess(free, what, "--covariate") for what in ("age", "sex")]
+            guessed[role] = [name for name in names if name]
+        else:
+            guessed[role] = _guess(free, role, f"--{role}")
+    return {role: name for role, name in guessed.items() if name}
 
 
 def named_like_a_role(name: str) -> bool:

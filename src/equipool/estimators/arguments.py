@@ -1,4 +1,4 @@
-"""What callers hand to a harmonizer, as arrays of rows: sites, masks, persons, targets; or what is wrong."""
+"""Arguments of a harmonizer as arrays of rows: sites, rows to learn from, participants, targets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def given_sites(site: Any, rows: int) -> NDArray[Any]:
     """Return the label of each row's site."""
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
-    labels = parse_labels(site)
-    if labels.shape != (rows,):
-        raise InputError(f"site must have one value for each of the {rows} rows. Got shape {labels.shape}.")
+    labels = _labels("site", site, rows)
     missing = [k for k, label in enumerate(labels) if label is None]
     if missing:
         raise InputError(
@@ -45,10 +43,8 @@ def given_sites(site: Any, rows: int) -> NDArray[Any]:
 
 
 def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
-    """Return which rows to learn from: all, if nothing is said."""
-    if fit_on is None:
-        return np.ones(rows, dtype=bool)
-    mask = np.asarray(fit_on)
+    """Return which rows to learn from, all by default."""
+    mask = np.ones(rows, dtype=bool) if fit_on is None else np.asarray(fit_on)
     if mask.shape != (rows,) or mask.dtype != bool:
         raise InputError(
             f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN'). Got "
@@ -61,12 +57,17 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
 
 def persons(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
     """Return whose rows are learned from."""
-    labels = parse_labels(subject)
-    if labels.shape != rows.shape:
-        raise InputError(f"subject must have one value for each of the {len(rows)} rows. Got {labels.shape}.")
+    labels = _labels("subject", subject, len(rows))
     if any(label is None for label in labels):
         raise InputError("subject is empty in some rows; give each row the name of its person.")
     return labels[rows].astype(str)
+
+
+def _labels(name: str, values: Any, rows: int) -> NDArray[Any]:
+    labels = parse_labels(values)
+    if labels.shape != (rows,):
+        raise InputError(f"{name} must have one value for each of the {rows} rows. Got shape {labels.shape}.")
+    return labels
 
 
 def same_label(value: Any, names: list[str]) -> bool:
@@ -85,32 +86,30 @@ def chosen_rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
 
 
 def target_columns(inputs: Inputs) -> FloatArray:
-    """Return the target as centred columns of a regression, to be allowed for."""
+    """Return the target as standardised columns, (rows, E): the number, or all classes but the first."""
     if inputs.target is None:
         return np.empty((inputs.n_rows, 0))
     if inputs.task == "number":
         columns = np.asarray(inputs.target, dtype=np.float64)[:, None]
     else:
-        levels = sorted(set(inputs.target))
-        columns = np.column_stack([(inputs.target == level).astype(np.float64) for level in levels[1:]])
+        levels = sorted(set(inputs.target))[1:]
+        columns = np.column_stack([(inputs.target == level).astype(np.float64) for level in levels])
     deviation = columns.std(axis=0)
     return (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
 
 
-def support(inputs: Inputs, sites: NDArray[Any], codes: IntArray) -> pd.DataFrame:
-    """Say for each site and covariate how many of its people lie beyond all others, and how far."""
-    own = site_rows(codes, len(sites))
-    found = []
+def support(inputs: Inputs, sites: NDArray[Any], site_index: IntArray) -> pd.DataFrame:
+    """Return each site's range of each covariate, and what share of its rows lies beyond all others."""
+    of_site = site_rows(site_index, len(sites))
+    table = []
     for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
-        lows, highs = (np.array([reach(values[rows]) for rows in own]) for reach in (np.min, np.max))
-        for site, rows, low, high in zip(
-            sites, own, _least_of_others(lows), -_least_of_others(-highs), strict=True
-        ):
+        lows, highs = (np.array([end(values[rows]) for rows in of_site]) for end in (np.min, np.max))
+        others = _least_of_others(lows), -_least_of_others(-highs)
+        for site, rows, low, high in zip(sites, of_site, *others, strict=True):
             beyond = np.maximum(np.maximum(low - values[rows], values[rows] - high), 0.0)
-            found.append(
-                (site, name, values[rows].min(), values[rows].max(), (beyond > 0).mean(), beyond.max())
-            )
-    return pd.DataFrame(found, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
+            ends = values[rows].min(), values[rows].max()
+            table.append((site, name, *ends, (beyond > 0).mean(), beyond.max()))
+    return pd.DataFrame(table, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
 
 
 def _least_of_others(values: FloatArray) -> FloatArray:

@@ -121,8 +121,7 @@ class NaivePooler(PoolingEstimator):
         terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
         code = distributed.gather(part)
         if batch.y is not None and network.predictor is not None:
-            weights = self._weights_on(code.device)
-            missed = prediction_loss(network.predictor(code), batch.y, class_weights=weights)
+            missed = prediction_loss(network.predictor(code), batch.y, class_weights=self._class_weights)
             terms["prediction"] = self.prediction * missed
         return terms, code
 

@@ -60,7 +60,7 @@ class TwoStages(nn.Module):
 
     def code(self, x: Tensor) -> Tensor:
         """Return Φ(E(x))."""
-        return self.two.phi(*self.one.at_reference(self.one.latent(x)))
+        return self.two.phi(*self.one.tau.at_reference(self.one.latent(x)))
 
     def tau(self, x: Tensor) -> Tensor:
         """Return τ(E(x)) as a vector."""
@@ -179,8 +179,7 @@ class EquivariantPooler(PoolingEstimator):
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
         self.history_: dict[str, Any] = {}
         one = self._fit_stage_one(data, held)
-        two = self._fit_stage_two(one, data if self.stop_early else whole, held)
-        return TwoStages(one, two)
+        return TwoStages(one, self._fit_stage_two(one, data if self.stop_early else whole, held))
 
     def _actions(self, n_covariates: int) -> tuple[CovariateAction, CovariateAction]:
         """Return the action on latents and codes, and the one in which all planes turn, for τ as a vector."""
@@ -293,7 +292,7 @@ class EquivariantPooler(PoolingEstimator):
         """Return stage two's terms, with those of stage one if the encoder is trained on, and the code."""
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             latent = distributed.gather(one.latent(dense(data.x)))
-            at_reference, c = one.at_reference(latent)
+            at_reference, c = one.tau.at_reference(latent)
         terms, code = two.losses(
             latent,
             at_reference,
@@ -301,7 +300,7 @@ class EquivariantPooler(PoolingEstimator):
             data.y,
             data.site if compared and self.mmd else None,
             bounded=bounded,
-            class_weights=self._weights_on(latent.device),
+            class_weights=self._class_weights,
             transported=self.match == "transported",
         )
         factors = {

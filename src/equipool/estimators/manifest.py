@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import joblib
@@ -23,7 +22,7 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
 
     # Numbers as they are trained on, and the scales that brought them there.
     parts = {
-        "X": [_hash_of_rows(data.x), estimator.feature_mean_, estimator.feature_scale_],
+        "X": [*_parts(data.x), estimator.feature_mean_, estimator.feature_scale_],
         "y": [data.y, getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)],
         "site": [data.site, estimator.sites_],
         "covariates": [data.c, estimator.covariates_],
@@ -36,17 +35,13 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
     }
 
 
-def _hash_of_rows(x: Rows) -> str:
-    """Return the hash of a table, or of volumes as the cache holds them, read in blocks."""
+def _parts(x: Rows) -> list[Any]:
+    """Return what there is to hash of a table, or of volumes as the cache holds them, read in blocks."""
     if isinstance(x, Tensor):
-        return _hash([x])
-    digest, volumes = hashlib.sha256(np.packbits(x.volumes.mask).tobytes()), x.volumes
-    for start in range(0, len(volumes), BLOCK):
-        rows = volumes.rows[start : start + BLOCK]
-        digest.update(np.ascontiguousarray(volumes.store[rows]).tobytes())
-        if volumes.scales is not None:
-            digest.update(volumes.scales[rows].tobytes())
-    return digest.hexdigest()
+        return [x]
+    volumes, blocks = x.volumes, range(0, len(x), BLOCK)
+    hashes = [_hash([volumes.store[volumes.rows[start : start + BLOCK]]]) for start in blocks]
+    return [volumes.mask, None if volumes.scales is None else volumes.scales[volumes.rows], *hashes]
 
 
 def _plain(value: Any) -> Any:
@@ -58,4 +53,5 @@ def _plain(value: Any) -> Any:
 
 
 def _hash(parts: list[Any]) -> str:
-    return str(joblib.hash([part.numpy() if isinstance(part, Tensor) else part for part in parts]))
+    plain = [np.ascontiguousarray(p) if isinstance(p, Tensor | np.ndarray) else p for p in parts]
+    return str(joblib.hash(plain))

@@ -29,7 +29,7 @@ SPLINE_VALUES = 10  # distinct ones that combatlearn asks for
 
 
 class Raw(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Does nothing: the features as measured."""
+    """The features as measured."""
 
     def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> Raw:
         """Learn nothing."""

@@ -23,6 +23,7 @@ from equipool.files import write_whole
 __all__ = ["SCHEMA", "load", "save"]
 
 SCHEMA = 2
+STORED = ("estimator", "settings", "learned")
 # What rebuilding networks meets in files that save() did not write.
 ODD = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError, MemoryError)
 
@@ -77,12 +78,10 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
         folder = folder / "model"  # what `equipool harmonize` wrote
     facts, content = _read(folder)
-    given = {"encoder": encoder, "decoder": decoder}
-    modules = _needed_modules(folder, facts, given)
-    stored = {name: facts.get(name) for name in ("estimator", "settings", "learned")}
+    modules = _needed_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
-        estimator = model.read_estimator(stored)
+        estimator = model.read_estimator({name: facts.get(name) for name in STORED})
         if model.arrays:
             raise DamagedError(f"there is no place for {next(iter(model.arrays))}")
     except (*ODD, SafetensorError) as error:
@@ -144,16 +143,13 @@ def _needed_modules(
 ) -> dict[str, nn.Module]:
     """Return the user's modules that the settings ask for; those missing or not asked for are refused."""
     settings = facts.get("settings")
-    asked = [name for name in given if isinstance(settings, dict) and settings.get(name) == MODULE]
-    needed = {}
     for name, module in given.items():
-        if name in asked and module is None:
+        asked = isinstance(settings, dict) and settings.get(name) == MODULE
+        if asked and module is None:
             raise InputError(
                 f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
                 f"of the same architecture: load(folder, {name}=...)."
             )
-        if name not in asked and module is not None:
+        if not asked and module is not None:
             raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
-        if module is not None:
-            needed[name] = module
-    return needed
+    return {name: module for name, module in given.items() if module is not None}

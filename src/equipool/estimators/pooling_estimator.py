@@ -294,9 +294,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """How many numbers the predictor gives: one a class, one for a number, none without a target."""
         return 0 if self.task_ is None else 1 if self.task_ == "number" else len(self.classes_)
 
-    def _weights_on(self, device: torch.device) -> Tensor | None:
-        return None if self._class_weights is None else self._class_weights.to(device)
-
     def _schedule(self, rows: int) -> tuple[int, int]:
         """Return the batch size and the number of epochs that make up ``steps`` steps."""
         batch = min(max(rows // 40, 32), 512) if self.batch_size is None else self.batch_size
@@ -310,9 +307,17 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # -- inside --------------------------------------------------------------------------------------------
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
+        """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
         volumes = as_volumes(X, self.mask_, self.affine_mm_)
+        if volumes is not None and reset:
+            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
+            self.n_features_in_ = volumes.shape[1]
+            return volumes
+        if volumes is not None and self.mask_ is None:
+            raise InputError("This estimator was fitted on a table; give features, not images.")
         if volumes is not None:
-            return self._checked_volumes(volumes, reset=reset)
+            check_grid(volumes, self.mask_, self.affine_mm_)
+            return volumes
         if self.mask_ is not None:
             raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
         refuse_text(X)
@@ -320,16 +325,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
         return table
-
-    def _checked_volumes(self, volumes: Volumes, *, reset: bool) -> Volumes:
-        if reset:
-            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
-            self.n_features_in_ = volumes.shape[1]
-        elif self.mask_ is None:
-            raise InputError("This estimator was fitted on a table; give features, not images.")
-        else:
-            check_grid(volumes, self.mask_, self.affine_mm_)
-        return volumes
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user's that do not fit the data and n_latent."""

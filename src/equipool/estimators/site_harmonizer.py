@@ -1,16 +1,19 @@
-"""SiteHarmonizer: a table without what its sites did."""
+"""SiteHarmonizer: a table without its site effects."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.checks import Inputs, Missing, check_inputs, refuse_text
@@ -18,7 +21,7 @@ from equipool.checks.errors import warn_of_no_site, warn_of_small_sites
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import parse_covariates, parse_labels, require_columns
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
-from equipool.data.covariates import covariate_frame, encode
+from equipool.data.covariates import Encoding, covariate_frame, encode
 from equipool.data.splits import deal
 from equipool.estimators.arguments import (
     chosen_rows,
@@ -32,10 +35,10 @@ from equipool.estimators.arguments import (
 )
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.randomness import seed_for
-from equipool.sites.design import Design, find_point_masses
+from equipool.sites.design import Design, find_point_masses, winsorised
+from equipool.sites.effect import array as declared
 from equipool.sites.model import SiteModel, fit_site_model
-from equipool.sites.passes import members, pieces
-from equipool.sites.shift_scale import WINSORISE_AT
+from equipool.sites.shift_scale import TURNS
 
 __all__ = ["SiteHarmonizer"]
 
@@ -44,21 +47,48 @@ IntArray = NDArray[np.intp]
 UnseenSite = Literal["error", "pooled", "adapt"]
 
 FOLDS = 5  # of participants, for choices in fit
-IMPUTATION_ROUNDS = 3
-MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer the shift is mostly that of these participants
-MAX_POINT_MASS = 0.5  # share of rows with one value, from which a feature is left alone
-READING_RIDGE = 0.1  # of the regression that reads covariates from features, for each row
+MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer, the shift is mostly that of these participants
+READING_RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
+
+EFFECTS = {"site": str, "feature": str, "shift": float, "low": float, "high": float, "scale": float}
+EFFECTS |= {"warped": bool, "winsorised": float}
+SUPPORT = {
+    "site": str,
+    "covariate": str,
+    "low": float,
+    "high": float,
+    "share_beyond": float,
+    "farthest": float,
+}
 
 
-class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(frozen=True)
+class Learned:
+    """What a fitted harmonizer has learned, for persistence."""
+
+    n_features_in_: int = field(metadata={"least": 1, "counts": "inputs"})
+    harmonized_: NDArray[np.bool_] = field(metadata={"dimensions": ("inputs",), "counts": "features"})
+    point_masses_: FloatArray = field(metadata={"dimensions": ("inputs",), "missing": True})
+    encoding_: Encoding
+    model_: SiteModel
+    site_effects_: pd.DataFrame = field(metadata={"columns": EFFECTS})
+    support_: pd.DataFrame = field(metadata={"columns": SUPPORT})
+    feature_names_in_: NDArray[np.object_] | None = declared("inputs")
+    sites_: NDArray[np.str_] = declared("sites")
+    feature_mean_: FloatArray = declared("inputs")
+    feature_scale_: FloatArray = declared("inputs", positive=True)
+    covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
+
+
+class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Remove site effects from features: the same columns and units, without the site.
 
-    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` with the same
-    for any others, a single one too. The sites' effects (:mod:`equipool.sites`) are estimated beside a smooth
+    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` with the
+    same for any others, a single one too. Site effects (:mod:`equipool.sites`) are estimated beside a smooth
     trend in the covariates that all sites share, so differences that the covariates explain are kept, also
-    where the sites' ages do not overlap. Every effect beyond shift and scale enters only where it makes held-out
-    participants more likely. Features that never vary, and point masses such as a volume of 0, pass through
-    unchanged.
+    where the sites' ages do not overlap. Every effect beyond shift and scale enters only where held-out
+    participants have a higher likelihood with it. Features that never vary, and point masses such as a volume
+    of 0, pass through unchanged.
 
     Parameters
     ----------
@@ -66,9 +96,9 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
         rows as they are; ``"adapt"``, estimate the site from the rows given, with everything else as it is.
     reference_site
-        Bring everybody to this site instead of to the pool; its own rows stay as they are.
+        Bring all rows to this site instead of to the pool; its rows stay as they are.
     missing
-        ``"error"``, or ``"impute"``: fill missing features with what site and covariates let expect.
+        ``"error"``, or ``"impute"``: fill missing features with what site and covariates predict.
     mixing
         Shrinkage k of the sites' covariances towards the pool's, in equivalent participants: larger removes
         less. ``None``: chosen, or none; ``numpy.inf``: covariances are left as they are, as in ComBat. See
@@ -76,8 +106,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     bending
         Whether sites warp features, as a gamma does (:mod:`equipool.sites.warp`). ``None``: chosen.
     network
-        Whether a network removes what sites do to features jointly (:mod:`equipool.sites.coupling`). ``None``:
-        chosen.
+        Whether a network removes what sites do to features jointly (:mod:`equipool.sites.coupling`).
+        ``None``: chosen.
     random_state
         Of the folds and of the network's first weights; the same number gives the same bits, ``None`` is 0.
 
@@ -86,17 +116,21 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     sites_
         The sites seen at fit.
     site_effects_
-        A frame with one row for each site and feature: its shift with an interval of 95 % (``shift``, ``low``,
+        A frame with one row for each site and feature: its ``shift`` with an interval of 95 % (``low``,
         ``high``), its ``scale``, whether the feature is ``warped``, and how many participants' values were
         ``winsorised`` when effects were estimated.
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     choices_
-        What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale the
-        trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite: none) and
-        the share of the ``coupling`` (0: none).
+        What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
+        the trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite:
+        none) and the share of the ``coupling`` (0: none).
+    harmonized_
+        Which features are harmonized.
+    point_masses_
+        The value of each feature that many rows share and that stays as it is, NaN where there is none.
     model_
-        What was learned, a :class:`~equipool.sites.model.SiteModel`, in standardised features.
+        The fitted :class:`~equipool.sites.model.SiteModel`, in standardised features.
 
     Examples
     --------
@@ -105,11 +139,13 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     >>> pool = truth.pool
     >>> harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
     >>> clean = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
-    >>> def error(x):  # but for the mean of the pool, which cannot be known
+    >>> def error(x):  # but for the mean of the pool, which cannot be estimated
     ...     return abs((x - truth.clean) - (x - truth.clean).mean(axis=0)).mean()
     >>> bool(error(clean) < error(pool.X) / 3)
     True
     """
+
+    _learned: ClassVar[type] = Learned
 
     def __init__(
         self,
@@ -142,7 +178,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         subject: Any = None,
         fit_on: Any = None,
     ) -> SiteHarmonizer:
-        """Learn what the sites do.
+        """Estimate the site effects.
 
         Parameters
         ----------
@@ -156,32 +192,31 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         covariates
             What is to be kept: numbers such as age, and categories such as sex.
         subject
-            Who each row is, where people were measured several times: rows of one person count as one
-            person and are never split.
+            The participant of each row, where some were measured several times: rows of one participant count
+            as one and are never split over folds.
         fit_on
-            A mask of the rows to learn from, such as the controls; all rows can be transformed.
+            A mask of the rows to estimate from, such as the controls; all rows can be transformed.
         """
-        array = self._features(X, reset=True)
+        x = self._features(X, reset=True)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        frame = covariate_frame(covariates, len(array))
-        rows = learned_from(fit_on, len(array))
+        frame = covariate_frame(covariates, len(x))
+        rows = learned_from(fit_on, len(x))
         frame, encoding = frame[rows], encode(frame[rows])
-        array = array if rows.all() else array[rows]
+        x = x if rows.all() else x[rows]
         inputs = Inputs.from_arrays(
-            X.loc[rows] if hasattr(X, "columns") else array,
-            site=np.zeros(int(rows.sum()), dtype=int) if site is None else chosen_rows(site, rows, "site"),
+            X.loc[rows] if hasattr(X, "columns") else x,
+            site=np.zeros(len(x), dtype=int) if site is None else chosen_rows(site, rows, "site"),
             covariates=None if covariates is None else encoding.apart(frame),
             y=None if y is None else chosen_rows(y, rows, "y"),
         )
         self._check(inputs, site_given=site is not None)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
-        design = self._design(
-            inputs, codes.astype(np.intp), None if subject is None else persons(subject, rows)
-        )
-        self._standardise(array, design.weight)
+        participant = np.arange(len(x)) if subject is None else persons(subject, rows)
+        design = self._design(inputs, codes.astype(np.intp), participant)
+        self._standardise(x, design.weight)
         self.support_ = support(inputs, self.sites_, design.site)
-        z = self._standardised(self._filled_at_fit(array, design))
+        z = self._standardised(self._filled_at_fit(x, design))
         self.model_ = fit_site_model(
             z,
             design,
@@ -191,7 +226,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             seed=self._seed(),
         )
         self.site_effects_ = self._effects(inputs.feature_names)
-        self._learn_to_read(z, design)
+        self.covariate_readers_ = self._fitted_readers(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
@@ -203,7 +238,7 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ):
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
-        if self.mixing is not None and (not isinstance(self.mixing, int | float) or not self.mixing > 0):
+        if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name, wanted in (("bending", self.bending), ("network", self.network)):
             if not (wanted is None or isinstance(wanted, bool | np.bool_)):
@@ -222,62 +257,58 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"{listed(names, shown=8)}."
             )
 
-    def _design(self, inputs: Inputs, codes: IntArray, subject: NDArray[Any] | None) -> Design:
-        n_rows = len(codes)
-        person = np.arange(n_rows) if subject is None else np.unique(subject, return_inverse=True)[1]
-        first = np.unique(person, return_index=True)[1]
-        # Folds are dealt to people, by the site of their first row.
-        fold = deal([codes[first]], [], min(FOLDS, len(first)), seed_for(self._seed(), "folds"))[person]
+    def _design(self, inputs: Inputs, codes: IntArray, participant: NDArray[Any]) -> Design:
+        _, first, index = np.unique(participant, return_index=True, return_inverse=True)
+        # Folds are dealt to participants, by the site of their first row.
+        fold = deal([codes[first]], [], min(FOLDS, len(first)), seed_for(self._seed(), "folds"))
         return Design(
             site=codes,
             covariates=inputs.covariates,
             target=target_columns(inputs),
-            weight=1 / np.bincount(person)[person].astype(np.float64),
-            fold=fold,
+            weight=1 / np.bincount(index)[index].astype(np.float64),
+            fold=fold[index],
             n_sites=len(self.sites_),
         )
 
-    def _standardise(self, array: FloatArray, weight: FloatArray) -> None:
-        """Learn each feature's mean and scale over participants, and what is left alone."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # answered below
-            n = _weighted_sum(~np.isnan(array), weight)
-            mean = _weighted_sum(array, weight) / n
-            deviation = np.sqrt(_weighted_sum(array, weight, mean) / n)
-        names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(array.shape[1])])
-        for wrong, why in (
-            (np.isnan(mean), "has no value in any row"),
-            (np.isinf(deviation), "is too large"),
-        ):
-            if wrong.any():
-                raise InputError(f"Column {str(names[int(wrong.argmax())])!r} {why}; leave it out.")
-        ordered = np.sort(array, axis=0)
-        mean, deviation = _without_outliers(array, weight, mean, deviation, nine_tenths_of_sorted(ordered))
+    def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
+        """Estimate each feature's mean and scale over participants, and which features are harmonized."""
+        ordered = np.sort(x, axis=0)
+        low, median, high = nine_tenths_of_sorted(ordered)
+        # A few values must not make all others alike.
+        reach = np.where(high > low, 10 * (high - low) / NINE_TENTHS, np.inf)
+        mean, deviation = np.empty(x.shape[1]), np.empty(x.shape[1])
+        for k, name in enumerate(self.get_feature_names_out()):
+            measured = ~np.isnan(x[:, k])
+            if not measured.any():
+                raise InputError(f"Column {str(name)!r} has no value in any row; leave it out.")
+            near = np.clip(x[measured, k], median[k] - reach[k], median[k] + reach[k])
+            with np.errstate(over="ignore", invalid="ignore"):  # answered below
+                mean[k] = np.average(near, weights=weight[measured])
+                deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[measured]))
+            if not np.isfinite(deviation[k]):
+                raise InputError(f"Column {str(name)!r} is too large; leave it out.")
         self.point_masses_ = find_point_masses(ordered)
-        share = (array == self.point_masses_).mean(axis=0)
-        constant = ~(deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)) | (share >= MAX_POINT_MASS)
-        self.harmonized_ = ~constant
+        varies = deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)
+        self.harmonized_ = varies & (median != self.point_masses_)
         self.feature_mean_ = mean
-        self.feature_scale_ = np.where(constant, 1.0, deviation)
+        self.feature_scale_ = np.where(self.harmonized_, deviation, 1.0)
 
-    def _filled_at_fit(self, array: FloatArray, design: Design) -> FloatArray:
+    def _filled_at_fit(self, x: FloatArray, design: Design) -> FloatArray:
         """Return the features with missing cells drawn from their site, covariates and others' residuals."""
-        empty = np.isnan(array)
+        empty = np.isnan(x)
         if not empty.any():
-            return array
+            return x
         rng = np.random.default_rng(seed_for(self._seed(), "imputation"))
-        filled, holes = np.where(empty, self.feature_mean_, array), empty[:, self.harmonized_]
-        for _ in range(IMPUTATION_ROUNDS):
+        filled, holes = np.where(empty, self.feature_mean_, x), empty[:, self.harmonized_]
+        for _ in range(TURNS):
             z = self._standardised(filled)
             model = fit_site_model(z, design, shrinkage=np.inf, curvature=1.0, warp=False, coupling=False)
             at = model.at(design.covariates, design.site)
             predicted = model.redo(at.predicted, at)
-            limit = WINSORISE_AT * np.sqrt(model.composition["shift and scale"].variance)
-            residuals = np.where(holes, np.nan, np.clip(z - predicted, -limit, limit))
-            # With somebody else's residual, or a site with many holes would seem to vary less.
-            drawn = predicted + np.where(holes, _drawn(residuals, rng), 0.0)
-            guess = np.tile(self.feature_mean_, (len(array), 1))
-            guess[:, self.harmonized_] = self._in_units(drawn)
-            filled = np.where(empty, guess, array)
+            deviation = np.sqrt(model.composition["shift and scale"].variance)
+            residuals = np.where(holes, np.nan, winsorised(z - predicted, deviation))
+            # With another participant's residual, or a site with many holes would seem to vary less.
+            filled = self._with_cells(x, predicted + np.where(holes, _drawn(residuals, rng), 0.0))
         return filled
 
     def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
@@ -285,79 +316,62 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         units = self.feature_scale_[self.harmonized_]
         shift, error, scale = model.effects
         warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
-        return pd.DataFrame(
-            {
-                "site": np.repeat(self.sites_, len(features)),
-                "feature": np.tile(features, len(self.sites_)),
-                "shift": (shift * units).ravel(),
-                "low": ((shift - 1.96 * error) * units).ravel(),
-                "high": ((shift + 1.96 * error) * units).ravel(),
-                "scale": scale.ravel(),
-                "warped": np.tile(warped, len(self.sites_)),
-                "winsorised": np.round(model.winsorised, 2).ravel(),
-            }
+        columns = (
+            np.repeat(self.sites_, len(features)),
+            np.tile(features, len(self.sites_)),
+            (shift * units).ravel(),
+            ((shift - 1.96 * error) * units).ravel(),
+            ((shift + 1.96 * error) * units).ravel(),
+            scale.ravel(),
+            np.tile(warped, len(self.sites_)),
+            np.round(model.winsorised, 2).ravel(),
         )
+        return pd.DataFrame(dict(zip(EFFECTS, columns, strict=True)))
 
-    def _learn_to_read(self, z: FloatArray, design: Design) -> None:
-        """Learn to predict the covariates from features, for rows that come without them.
+    def _fitted_readers(self, z: FloatArray, design: Design) -> FloatArray:
+        """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
 
-        By ridge regression, once from features as measured and once from features less their site's shift.
+        For rows that come without covariates: from features as measured, and less their site's shift.
         """
-        width, n_sites, k = z.shape[1] + 1, len(self.sites_), design.covariates.shape[1]
-        squares, products = np.zeros((width, width)), np.zeros((width, k))
-        sums, covariate_sums = np.zeros((n_sites, width)), np.zeros((n_sites, k))
-        for part in pieces(*z.shape):
-            columns = np.hstack([z[part], np.ones((len(z[part]), 1))])
-            weighted, c = columns * design.weight[part, None], design.covariates[part]
-            squares += weighted.T @ columns
-            products += weighted.T @ c
-            add_up = members(design.site[part], n_sites, design.weight[part])
-            sums += add_up @ columns
-            covariate_sums += add_up @ c
-        penalty = np.diag(np.append(np.full(z.shape[1], READING_RIDGE * len(z)), 1e-9))
-        # The same of features without their site's shift follows from the sites' sums.
-        shift = np.hstack([self.model_.effects[0], np.zeros((n_sites, 1))])
-        across = sums.T @ shift
-        shifted = squares - across - across.T + (shift.T * design.n_participants) @ shift
-        self.covariate_readers_ = np.stack(
-            [
-                np.linalg.solve(squares + penalty, products),
-                np.linalg.solve(shifted + penalty, products - shift.T @ covariate_sums),
-            ]
+        if not design.covariates.shape[1]:
+            return np.empty((2, z.shape[1] + 1, 0))
+        ridge = Ridge(alpha=READING_RIDGE * len(z), solver="cholesky")
+        fits = (
+            ridge.fit(values, design.covariates, sample_weight=design.weight)
+            for values in (z, z - self.model_.effects[0][design.site])
         )
+        return np.stack([np.vstack([np.atleast_2d(fit.coef_).T, fit.intercept_]) for fit in fits])
 
     # -- transform -----------------------------------------------------------------------------------------
 
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
-        """Return X without what the site did, in the same columns and units; a frame for a frame.
+        """Return X without site effects, in the same columns and units; a frame for a frame.
 
         Without ``site``, it is inferred: each row is harmonized for every site, weighted by how likely the
-        site would have measured it. Without ``covariates``, they are read from the features. Both cost
+        site would have measured it. Without ``covariates``, they are predicted from the features. Both cost
         precision: docs/harmonizer.md says how much.
         """
         check_is_fitted(self, "model_")
-        array = self._features(X)
+        measured = self._features(X)
         if len(self.sites_) < 2:
-            return like(X, self._filled(array, None, covariates).copy())
-        labels = None if site is None else given_sites(site, len(array))
-        x = self._filled(array, labels, covariates)
-        z, model = self._standardised(x), self.model_
+            return like(X, self._filled(measured, None, covariates).copy())
+        labels = None if site is None else given_sites(site, len(measured))
         codes = None if labels is None else self._codes(labels)
+        x, holes = self._filled(measured, codes, covariates), np.isnan(measured)[:, self.harmonized_]
+        z = self._standardised(x)
         c = self._covariates(covariates, z, codes)
-        holes = np.isnan(array)[:, self.harmonized_]
-        predicted = model.trend(c)
-        if codes is None:
+        predicted, unchanged = self.model_.trend(c), x == self.point_masses_
+        if labels is None or codes is None:
             harmonized = self._averaged_over_sites(z, c, predicted)
         else:
             model, codes = self._with_new_sites(labels, codes, np.where(holes, np.nan, z), c)
-            at = model.at(c, codes, predicted)
-            harmonized = self._at_reference(model.undo(z, at), c, predicted)
-            harmonized[codes < 0] = z[codes < 0]
-        # What was not measured is what the covariates predict.
-        harmonized = np.where(holes, self._at_reference(predicted, c, predicted), harmonized)
+            undone = model.undo(z, model.at(c, codes, predicted))
+            harmonized = self._at_reference(undone, c, predicted)
+            unchanged |= self._stay_as_they_are(codes)[:, None]
+        if holes.any():  # what was not measured is what the covariates predict
+            harmonized = np.where(holes, self._at_reference(predicted, c, predicted), harmonized)
         result = x.copy()
         result[:, self.harmonized_] = self._in_units(harmonized)
-        unchanged = (x == self.point_masses_) | (codes is not None and self._left_alone(codes))
         np.copyto(result, x, where=unchanged)
         return like(X, result)
 
@@ -378,11 +392,10 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def infer_site(self, X: Any, *, covariates: Any = None) -> pd.DataFrame:
         """Return how likely each row was measured at each site, (rows, sites)."""
         check_is_fitted(self, "model_")
-        x = self._filled(self._features(X), None, covariates)
-        z = self._standardised(x)
-        c = self._covariates(covariates, z, None)
+        z = self._standardised(self._filled(self._features(X), None, covariates))
+        posterior = self._posterior(z, self._covariates(covariates, z, None))
         index = X.index if isinstance(X, pd.DataFrame) else None
-        return pd.DataFrame(self._posterior(z, c), columns=self.sites_, index=index)
+        return pd.DataFrame(posterior, columns=self.sites_, index=index)
 
     @property
     def choices_(self) -> dict[str, Any]:
@@ -396,18 +409,6 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "shrinkage": composition["covariance"].shrinkage,
             "coupling": composition["coupling"].share,
         }
-
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return the names of the columns, which stay the same."""
-        check_is_fitted(self, "model_")
-        names = getattr(self, "feature_names_in_", None)
-        if names is None:
-            names = (
-                input_features
-                if input_features is not None
-                else [f"x{k}" for k in range(self.n_features_in_)]
-            )
-        return np.asarray(names, dtype=object)
 
     def save(self, folder: str | Path) -> Path:
         """Write the fitted harmonizer as safetensors and JSON; :func:`equipool.load` reads it."""
@@ -426,25 +427,20 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return 0 if self.random_state is None else int(self.random_state)
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+        """Return X as an array; values of new rows that cannot be used are refused."""
         refuse_text(X)
-        array: FloatArray = validate_data(
+        x: FloatArray = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1 + reset
         )
-        if not reset:  # at fit all inputs are looked at together
-            self._require_values(array)
-        return array
-
-    def _require_values(self, array: FloatArray) -> None:
-        """Refuse new people's features that are infinite, or missing where that is not allowed."""
-        bad = np.isinf(array) if self.missing == "impute" else ~np.isfinite(array)
-        if not bad.any():
-            return
+        bad = np.isinf(x) if self.missing == "impute" else ~np.isfinite(x)
+        if reset or not bad.any():  # at fit all inputs are checked together
+            return x
         row, column = (int(place) for place in np.argwhere(bad)[0])
-        name = self.get_feature_names_out()[column]
-        if np.isinf(array[row, column]):
-            raise InputError(f"Column {str(name)!r} is infinite (inf) in row {row + 1}; correct it.")
+        name = str(self.get_feature_names_out()[column])
+        if np.isinf(x[row, column]):
+            raise InputError(f"Column {name!r} is infinite (inf) in row {row + 1}; correct it.")
         raise InputError(
-            f"Column {str(name)!r} has no value (NaN) in row {row + 1}; fill it in, leave the row out, or "
+            f"Column {name!r} has no value (NaN) in row {row + 1}; fill it in, leave the row out, or "
             'fit with missing="impute" (harmonize --missing impute).'
         )
 
@@ -459,8 +455,14 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         x += self.feature_mean_[self.harmonized_]
         return x
 
+    def _with_cells(self, x: FloatArray, z: FloatArray) -> FloatArray:
+        """Return x with missing cells as z has them; of features that are not harmonized, with the mean."""
+        guess = np.tile(self.feature_mean_, (len(x), 1))
+        guess[:, self.harmonized_] = self._in_units(z)
+        return np.where(np.isnan(x), guess, x)
+
     def _codes(self, labels: NDArray[Any]) -> IntArray:
-        """Return site numbers; −1 for a site that was not seen at fit, if that is allowed."""
+        """Return site indices; −1 for a site that was not seen at fit, if that is allowed."""
         place = {str(name): k for k, name in enumerate(self.sites_)}
         # 1 and 1.0 are the same site, whatever else is in the batch.
         place |= {name[:-2]: k for name, k in place.items() if name.endswith(".0")}
@@ -474,44 +476,38 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.array([place.get(str(label), -1) for label in labels], dtype=np.intp)
 
     def _covariates(self, covariates: Any, z: FloatArray, codes: IntArray | None) -> FloatArray:
+        """Return covariates as numbers, (rows, K); without them, as the features predict them."""
         names, levels = self.encoding_.names, self.encoding_.levels
         if not names:
             return np.empty((len(z), 0))
-        if covariates is None:
-            if codes is None:
-                weights, x = self.covariate_readers_[0], z
-            else:  # a site that was not seen at fit has no shift
-                shift = np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])
-                weights, x = self.covariate_readers_[1], z - shift[codes]
-            return x @ weights[:-1] + weights[-1]
-        frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
-        require_columns(frame, self.encoding_.columns)
-        frame = frame[list(self.encoding_.columns)]
-        return parse_covariates(self.encoding_.apart(frame), names, levels)
+        if covariates is not None:
+            frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
+            require_columns(frame, self.encoding_.columns)
+            frame = frame[list(self.encoding_.columns)]
+            return parse_covariates(self.encoding_.apart(frame), names, levels)
+        weights = self.covariate_readers_[0 if codes is None else 1]
+        if codes is not None:  # a site that was not seen at fit has no shift
+            z = z - np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])[codes]
+        return z @ weights[:-1] + weights[-1]
 
-    def _filled(self, array: FloatArray, labels: NDArray[Any] | None, covariates: Any) -> FloatArray:
+    def _filled(self, x: FloatArray, codes: IntArray | None, covariates: Any) -> FloatArray:
         """Return new rows with missing cells filled by what their site and covariates predict."""
-        empty = np.isnan(array)
+        empty = np.isnan(x)
         if not empty.any():
-            return array
-        start = np.where(empty, self.feature_mean_, array)
-        z = self._standardised(start)
-        codes = None if labels is None else self._codes(labels)
+            return x
+        z = self._standardised(np.where(empty, self.feature_mean_, x))
         c = self._covariates(covariates, z, codes)
         predicted = self.model_.trend(c)
         if codes is not None:
-            at = self.model_.at(c, codes, predicted)
-            predicted = self.model_.redo(predicted, at)
-        guess = start.copy()
-        guess[:, self.harmonized_] = self._in_units(predicted)
-        return np.where(empty, guess, array)
+            predicted = self.model_.redo(predicted, self.model_.at(c, codes, predicted))
+        return self._with_cells(x, predicted)
 
     def _with_new_sites(
-        self, labels: NDArray[Any] | None, codes: IntArray, z: FloatArray, c: FloatArray
+        self, labels: NDArray[Any], codes: IntArray, z: FloatArray, c: FloatArray
     ) -> tuple[SiteModel, IntArray]:
-        """Add each site that was not seen at fit, estimated from its own rows."""
+        """Add each site that was not seen at fit, estimated from its own rows; missing cells of z are NaN."""
         model = self.model_
-        if self.unseen_site != "adapt" or labels is None or (codes >= 0).all():
+        if self.unseen_site != "adapt" or (codes >= 0).all():
             return model, codes
         codes, small = codes.copy(), []
         for name in sorted({str(label) for label in labels[codes < 0]}):
@@ -521,9 +517,8 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             codes[rows] = len(model.n_participants) - 1
         if small:
             warnings.warn(
-                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows ({listed(small)}): "
-                "what is removed there is partly what distinguishes these participants. Bring more of them at "
-                "once.",
+                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows ({listed(small)}): what "
+                "is removed there is partly what distinguishes these participants. Bring more of them at once.",
                 EquipoolWarning,
                 stacklevel=3,
             )
@@ -545,49 +540,16 @@ class SiteHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:
         score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
-        score = np.exp(score - score.max(axis=1, keepdims=True))
-        posterior: FloatArray = score / score.sum(axis=1, keepdims=True)
+        posterior: FloatArray = softmax(score, axis=1)
         return posterior
 
     def _reference(self) -> int:
         return int(self._codes(parse_labels([self.reference_site]))[0])
 
-    def _left_alone(self, codes: IntArray) -> NDArray[np.bool_]:
+    def _stay_as_they_are(self, codes: IntArray) -> NDArray[np.bool_]:
         """Return which rows stay as they are: those of unseen sites, and of the reference site."""
-        unchanged = codes < 0
-        if self.reference_site is not None:
-            unchanged |= codes == self._reference()
-        return unchanged[:, None]
-
-
-def _weighted_sum(array: NDArray[Any], weight: FloatArray, around: FloatArray | None = None) -> FloatArray:
-    """Add rows, or their squared distances from a point, up; what is missing counts nothing."""
-    total = np.zeros(array.shape[1])
-    for part in pieces(*array.shape):
-        values = array[part] if around is None else (array[part] - around) ** 2
-        total += weight[part] @ np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
-    return total
-
-
-def _without_outliers(
-    array: FloatArray,
-    weight: FloatArray,
-    mean: FloatArray,
-    deviation: FloatArray,
-    quantiles: tuple[FloatArray, FloatArray, FloatArray],
-) -> tuple[FloatArray, FloatArray]:
-    """Return mean and deviation, winsorised where a few values would make all others alike.
-
-    ``quantiles`` are where the middle nine tenths begin, the median, and where they end.
-    """
-    low, median, high = quantiles
-    width = (high - low) / NINE_TENTHS
-    for k in np.flatnonzero((width > 0) & (deviation > 5 * width)):
-        seen = ~np.isnan(array[:, k])
-        near = np.clip(array[seen, k], median[k] - 10 * width[k], median[k] + 10 * width[k])
-        mean[k] = np.average(near, weights=weight[seen])
-        deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[seen]))
-    return mean, deviation
+        reference = self.reference_site is not None and codes == self._reference()
+        return (codes < 0) | reference
 
 
 def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:

@@ -42,11 +42,6 @@ class StageOne(nn.Module):
         """Return ℓ = E(x), a point of the sphere."""
         return self.tau.to_sphere(self.encoder(x), floor=FLOOR)
 
-    def at_reference(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the latent at the reference covariates, τ(ℓ)⁻¹ℓ, and the predicted ones, ĉ(ℓ)."""
-        c = self.tau.covariate(latent)
-        return self.action(c).inverse.apply(latent), c
-
     def losses(self, x: Tensor, c: Tensor, *, independence: bool) -> dict[str, Tensor]:
         """Return the terms of L_stage1 + ‖x − D(E(x))‖².
 
@@ -61,7 +56,7 @@ class StageOne(nn.Module):
             latent = distributed.gather(part)
             terms["equivariance"] = equivariance_loss(self.tau.vector(latent), c, self.tau.orbit).to(x.dtype)
             if independence:
-                terms["independence"] = correlation_loss(self.at_reference(latent)[0], c)
+                terms["independence"] = correlation_loss(self.tau.at_reference(latent)[0], c)
         return terms
 
     @torch.no_grad()

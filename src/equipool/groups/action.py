@@ -103,7 +103,7 @@ class CovariateAction(nn.Module):
         Whole multiples make ρ periodic with the period of its slowest plane, so that τ is equivariant for
         every rotation and not merely as long as no phase wraps around
         (see :attr:`FrameTau.exact_everywhere`). With the default base the training range [−1, 1] covers half
-        a turn of the slowest plane, which leaves half a turn for people outside that range. Of each
+        a turn of the slowest plane, which leaves half a turn for participants outside that range. Of each
         covariate's planes ``turning`` turn (default: all); the others stand still.
         """
         columns = []

@@ -1,9 +1,9 @@
-"""τ, which reads the covariates back from a latent, and Φ of Lemma 5.
+"""τ, which predicts the covariates from a latent, and Φ of Lemma 5.
 
 The paper states that Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) is equivariant for any b under the whole of SO(n). It is not:
 for n ≥ 3 the only such maps into R^n are ℓ ↦ λℓ, because τ gives a coset gH and b may move along H
 (``tests/groups/test_tau.py`` shows it by numbers). For the covariates' own group it is true, with
-τ(ℓ) = ρ(ĉ(ℓ)) and a reading ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t. This module has two such readings.
+τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t. This module has two such predictions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FrameTau", "LearnedTau", "Phi"]
 
 
 class FrameTau(nn.Module):
-    """τ read from the phases of designated planes, one for each covariate: exact by construction.
+    """τ from the phases of designated planes, one for each covariate: exact by construction.
 
     Where the designated plane of a covariate points at phase φ, the latent is taken to have been turned
     there from phase 0, so ĉ = Ω_D⁻¹ φ. This needs no training and holds in every dtype to rounding, as long
@@ -34,7 +34,7 @@ class FrameTau(nn.Module):
     action
         The action ρ on the latents.
     planes
-        The designated planes, K of them; default: the planes that read the covariates best while the
+        The designated planes, K of them; default: the planes that tell the covariates best while the
         training range [−1, 1] stays within half a turn (or, failing that, within one turn).
     orbit
         The action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where most planes of
@@ -101,13 +101,18 @@ class FrameTau(nn.Module):
         return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
     def covariate(self, latent: Tensor) -> Tensor:
-        """Return ĉ(ℓ), the covariates read from the latents, shape (..., K)."""
+        """Return ĉ(ℓ), the covariates predicted from the latents, shape (..., K)."""
         first, second = self._designated(self.reading(latent)).unbind(-1)
         phase = torch.atan2(second, first)
         # Differences are brought back to (−π, π] so that the offset adds no wrap of its own.
         centred = phase - self.offset
         centred = torch.remainder(centred + math.pi, 2 * math.pi) - math.pi
         return centred @ self.inverse_frequencies.to(centred.dtype).mT
+
+    def at_reference(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents at the reference covariates, τ(ℓ)⁻¹ℓ, and ĉ(ℓ)."""
+        c = self.covariate(latent)
+        return self.action(c).inverse.apply(latent), c
 
     def forward(self, latent: Tensor) -> PlaneRotation:
         """Return τ(ℓ) = ρ(ĉ(ℓ)), one rotation for each latent."""
@@ -139,7 +144,7 @@ class FrameTau(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, latent: Tensor, c: Any) -> None:
-        """Set the zero of ĉ so that it reads the covariates c on average; equation (4) leaves it free."""
+        """Set the zero of ĉ so that it is unbiased for the covariates c; equation (4) leaves it free."""
         turned_back = self.action(c).inverse.apply(self.reading(latent))
         first, second = self._designated(turned_back).mean(dim=0).unbind(-1)
         self.offset.copy_(torch.atan2(second, first))
@@ -163,7 +168,7 @@ class FrameTau(nn.Module):
 
 
 class LearnedTau(FrameTau):
-    """The paper's τ: a network ℓ ↦ S^{n−1} trained with equation (4), its covariates read by phase.
+    """The paper's τ: a network ℓ ↦ S^{n−1} trained with equation (4), its covariates predicted by phase.
 
     Nothing forces a network to be equivariant; :func:`equipool.groups.testing.equivariance_error` measures
     how far it is.
@@ -240,9 +245,8 @@ class Phi(nn.Module):
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return Φ(ℓ), shape (N, m)."""
-        c = self.tau.covariate(latent)
-        upright = self.tau.action(c).inverse.apply(latent)
-        code: Tensor = self.out(c).apply(self.b(upright))
+        reference, c = self.tau.at_reference(latent)
+        code: Tensor = self.out(c).apply(self.b(reference))
         return code
 
 
@@ -256,10 +260,10 @@ def _lengthen(pairs: Tensor, length: Tensor, share: float, floor: float) -> Tens
 
 
 def _choose_planes(omega: Tensor) -> list[int]:
-    """Choose K planes that read the covariates best without ambiguity over [−1, 1].
+    """Choose K planes that tell the covariates best without ambiguity over [−1, 1].
 
-    Plane p sweeps phases ±Σ_k ``|Ω_pk|``: within ±π/2 is safe (half a turn is left for people outside the
-    training range), within ±π is still unambiguous. Among the allowed planes, take greedily the one whose
+    Plane p sweeps phases ±Σ_k ``|Ω_pk|``: within ±π/2 is safe (half a turn remains for participants outside
+    the training range), within ±π is still unambiguous. Among the allowed planes, take greedily the one whose
     frequencies point furthest away from those taken before: pivoted Gram–Schmidt.
     """
     sweep = omega.abs().sum(dim=1)
@@ -277,7 +281,7 @@ def _choose_planes(omega: Tensor) -> list[int]:
         if len(chosen) == omega.shape[1]:
             return chosen
     raise InputError(
-        "No set of planes reads every covariate without ambiguity: over the range [-1, 1] the phases "
+        "No set of planes tells every covariate without ambiguity: over the range [-1, 1] the phases "
         f"sweep more than one turn (slowest plane: ±{sweep.min():.2f} rad, allowed ±3.14). "
         "Lower the frequencies or scale the covariates down."
     )

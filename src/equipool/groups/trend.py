@@ -1,30 +1,33 @@
-r"""The trend m(c): how covariates act on features, by translation along natural cubic splines.
-
-.. math:: m(c) = m_0 + \sum_k \beta_k B_k(c)
-
-with basis functions B of each covariate: the covariate itself, and for covariates with many values a natural
-cubic spline on five knots, straight beyond the outer ones.
-"""
+"""The trend m(c): how covariates act on features, by translation along natural cubic splines."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SplineBasis", "Trend", "fit_basis"]
+__all__ = ["MIN_DISTINCT", "SplineBasis", "Trend", "fit_basis"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
 KNOT_QUANTILES = (0.05, 0.275, 0.5, 0.725, 0.95)  # Harrell's, for five knots
-MIN_DISTINCT_FOR_SPLINE = 10  # values of a covariate
+MIN_DISTINCT = 10  # values of a variable that curves are put on; fewer are grades, with nothing between them
+
+
+def _declared(*dimensions: str, positive: bool = False) -> Any:
+    """Say what :func:`equipool.sites.effect.array` says, which is above this layer."""
+    return {"dimensions": dimensions, "positive": positive}
 
 
 @dataclass(frozen=True, eq=False)
 class SplineBasis:
-    """The basis, centred and scaled over participants; curved functions are orthogonal to the straight one.
+    """The covariates, and for those with many values a natural cubic spline, straight beyond the outer knots.
+
+    Columns are centred and scaled over participants; curved ones are orthogonal to their covariate's straight
+    one.
 
     Attributes
     ----------
@@ -36,15 +39,20 @@ class SplineBasis:
         (q − K,): what the curved columns share with their covariate's straight one.
     """
 
-    knots: FloatArray
-    mean: FloatArray
-    scale: FloatArray
-    slope: FloatArray
+    knots: FloatArray = field(metadata=_declared("covariates", "knots"))
+    mean: FloatArray = field(metadata=_declared("columns"))
+    scale: FloatArray = field(metadata=_declared("columns", positive=True))
+    slope: FloatArray = field(metadata=_declared("curved"))
+
+    @property
+    def width(self) -> int:
+        """Number of columns q."""
+        return len(self.mean)
 
     @property
     def curved(self) -> NDArray[np.bool_]:
         """Which columns are curved; the first K are the covariates themselves."""
-        return np.arange(len(self.mean)) >= len(self.knots)
+        return np.arange(self.width) >= len(self.knots)
 
     def __call__(self, c: FloatArray) -> FloatArray:
         """Return the basis at covariates (rows, K), (rows, q)."""
@@ -57,35 +65,45 @@ class SplineBasis:
 
 @dataclass(frozen=True, eq=False)
 class Trend:
-    """m(c), shared by all sites.
+    r"""The trend that all sites share, for basis functions B of the covariates:
+
+    .. math:: m(c) = m_0 + \sum_k \beta_k B_k(c)
 
     Attributes
     ----------
     basis
-        The spline basis.
+        B.
     coefficients, centre
-        (q, features) and (features,): m(c) = centre + basis(c) @ coefficients.
+        β (q, features) and m₀ (features,).
     """
 
     basis: SplineBasis
-    coefficients: FloatArray
-    centre: FloatArray
+    coefficients: FloatArray = field(metadata=_declared("columns", "features"))
+    centre: FloatArray = field(metadata=_declared("features"))
 
     def __call__(self, c: FloatArray) -> FloatArray:
         """Return m at covariates (rows, K), (rows, features)."""
         predicted: FloatArray = self.centre + self.basis(c) @ self.coefficients
         return predicted
 
+    def require_consistent(self) -> None:
+        """Refuse, by a ValueError, coefficients of another basis."""
+        curved = len(_covariate_of_curved(self.basis.knots))
+        if not len(self.basis.slope) == curved == self.basis.width - len(self.basis.knots):
+            raise ValueError("basis")
+        if len(self.coefficients) != self.basis.width:
+            raise ValueError("coefficients")
+
 
 def fit_basis(c: FloatArray, weight: FloatArray) -> SplineBasis:
-    """Place knots at quantiles over participants, and learn how to centre and scale the columns."""
+    """Place knots at quantiles over participants, and estimate how to centre and scale the columns."""
     k = c.shape[1]
     knots = np.empty((k, len(KNOT_QUANTILES)))
     for j, column in enumerate(c.T):
         order = np.argsort(column)
         share = np.cumsum(weight[order])
         places = column[order][np.searchsorted(share, np.array(KNOT_QUANTILES) * share[-1])]
-        distinct = len(np.unique(column)) >= MIN_DISTINCT_FOR_SPLINE
+        distinct = len(np.unique(column)) >= MIN_DISTINCT
         spline = distinct and bool((np.diff(places) > 1e-6 * np.ptp(column)).all())
         knots[j] = places if spline else places[2]
     columns = _columns(c, knots)

@@ -104,10 +104,11 @@ def prediction_loss(
     """
     if y.is_floating_point():
         return (output.squeeze(-1) - y).square().mean()
+    of_class = None if class_weights is None else class_weights.to(output.device)
     if not bounded:
-        return nn.functional.cross_entropy(output, y, weight=class_weights)
+        return nn.functional.cross_entropy(output, y, weight=of_class)
     missed = 1 - torch.softmax(output, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
-    weights = torch.ones_like(missed) if class_weights is None else class_weights[y]
+    weights = torch.ones_like(missed) if of_class is None else of_class[y]
     return weights @ missed / weights.sum()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipool.data.grid import mni_grid
+from equipool.data.nifti import mni_grid
 from equipool.exceptions import InputError, MissingExtraError, first_line
 
 Array = npt.NDArray[Any]

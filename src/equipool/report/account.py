@@ -274,7 +274,9 @@ def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Co
 
 def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
     if judged is None:
-        return [f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."]
+        return [
+            f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."
+        ]
     said = [
         f"Judged on {judged['participants']} participants of {judged['sites']} sites in {judged['folds']} "
         "folds, stratified by site; ± is the standard deviation over folds."
@@ -284,5 +286,7 @@ def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
     small = int(np.isin(np.bincount(pool.site), range(1, MIN_PARTICIPANTS)).sum())
     if small:
         few = plural(small, "site with", "sites with")
-        said.append(f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged.")
+        said.append(
+            f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged."
+        )
     return said

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from equipool.benchmark.harmonized_images import VolumeResult
-from equipool.benchmark.table1 import file_stem
+from equipool.benchmark.runs import file_stem
 from equipool.data import PooledDataset, Volumes
 from equipool.report.brain_figures import slice_pairs
 from equipool.report.figure_tables import density_table, embedding

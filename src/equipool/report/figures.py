@@ -83,7 +83,7 @@ def draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) 
 
 
 def _draw_overlap(axes: Axes, sites: Sequence[str], matrix: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw the pairwise overlap of support as a matrix: the darker, the more."""
+    """Draw the pairwise overlap of support as a matrix: the bluer, the more."""
     for (i, one), (j, two) in ((a, b) for a in enumerate(sites) for b in enumerate(sites)):
         share = float(matrix[one][two])
         axes.barh(i, 0.96, 0.96, left=j - 0.48, color=COLOURS[0], alpha=0.03 + 0.5 * share)
@@ -327,7 +327,8 @@ def _features(account: Account) -> Iterator[tuple[str, Plot]]:
                 heading, figure = draw(account, rows, rows[rows["stage"] == stage])
                 panels[f"{STAGES[stage].capitalize()}, {heading}"] = page_svg(figure, f"{kind}-{n}-{stage}")
             numbers = {str(name): list(values) for name, values in rows.to_dict("list").items()}
-            yield f"{kind}-{n}", Plot(panels, numbers, _site_legend(account), of_sites=True)
+            legend = _site_legend(account) if kind == "curve" else []  # boxes have names beside them
+            yield f"{kind}-{n}", Plot(panels, numbers, legend, of_sites=True)
 
 
 def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:

@@ -21,7 +21,7 @@ from equipool.judge.statmaps import Correction, StatMap, clusters, detection, in
 from equipool.report.brain_figures import EFFECT_COLOURS, Brain, viewer
 from equipool.report.style import page_svg, shortened, styled
 
-__all__ = ["glass_figure", "statmap_figure", "statmap_pictures", "write_statmap"]
+__all__ = ["statmap_figure", "statmap_pictures", "write_statmap"]
 
 
 @styled
@@ -83,42 +83,6 @@ def statmap_figure(
         brain.draw(axes, heights, np.where(significant[name], m.t, np.nan), top, truth=truth)
         axes.set_title(title, fontsize=9, loc="left")
     brain.label(rows[-1], heights)
-    _colour_bar(figure, top, maps, alpha, correction)
-    return figure
-
-
-@styled
-def glass_figure(
-    maps: Mapping[str, StatMap],
-    mask: ArrayLike,
-    affine: ArrayLike,
-    *,
-    alpha: float = 0.001,
-    correction: Correction = "bonferroni",
-) -> Figure:
-    """Draw each map's significant voxels through a glass brain (nilearn; MNI space): nothing is cut away."""
-    from nilearn.plotting import plot_glass_brain
-
-    significant = _significant(maps, alpha, correction)
-    top = _top(maps, significant)
-    figure = Figure(figsize=(10, 2.6 * len(maps)))
-    figure.subplots_adjust(left=0.01, right=0.9, bottom=0.02, top=0.95, hspace=0.2)
-    for axes, (name, m) in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps.items(), strict=True):
-        t = in_volume(np.where(significant[name], m.t, 0), mask).astype(np.float32)
-        title = f"{shortened(name)}: {plural(int(significant[name].sum()), 'significant voxel')}"
-        axes.set_title(title, fontsize=9)
-        plot_glass_brain(
-            nib.Nifti1Image(t, np.asarray(affine)),
-            figure=figure,
-            axes=axes,
-            display_mode="lyrz",
-            plot_abs=False,
-            threshold=1e-6,
-            vmin=-top,
-            vmax=top,
-            cmap=EFFECT_COLOURS,
-            colorbar=False,
-        )
     _colour_bar(figure, top, maps, alpha, correction)
     return figure
 

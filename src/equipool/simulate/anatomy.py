@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.data.grid import CORNER, mni_grid
+from equipool.data.nifti import CORNER, mni_grid
 from equipool.exceptions import InputError
 
 if TYPE_CHECKING:

@@ -36,26 +36,15 @@ AFFECTED, UNAFFECTED = 0.10, 0.01  # of the strongest effect: what counts as tru
 
 @dataclass(frozen=True)
 class Scanner:
-    """What a scanner does to a brain, before the deviations of single scans.
-
-    Attributes
-    ----------
-    contrast
-        Brightness of grey matter, white matter and fluid.
-    gamma, blur, noise, gain
-        Exponent on intensities relative to white matter; standard deviation of the blur in mm; noise as a
-        share of white matter; overall factor.
-    bias
-        Size of the scanner's bias field (logarithmic).
-    """
+    """What a scanner does to a brain, before the deviations of single scans."""
 
     name: str
-    contrast: tuple[float, float, float] = CLEAN_CONTRAST
-    gamma: float = 1.0
-    blur: float = 1.0
-    noise: float = 0.02
+    contrast: tuple[float, float, float] = CLEAN_CONTRAST  # of grey matter, white matter, fluid
+    gamma: float = 1.0  # exponent on intensities relative to white matter
+    blur: float = 1.0  # standard deviation in mm
+    noise: float = 0.02  # as a share of white matter
     gain: float = 1.0
-    bias: float = 0.06
+    bias: float = 0.06  # size of the bias field (logarithmic)
 
 
 @dataclass(frozen=True)
@@ -96,21 +85,13 @@ COHORTS = {
 
 @dataclass(frozen=True, eq=False)
 class SimulatedBrains:
-    """A simulated cohort: its table, and scans, clean volumes and true effects made when asked for.
-
-    Attributes
-    ----------
-    people
-        One row a participant: participant_id, site, age, sex, dx.
-    anatomy
-        Grid, mask and template.
-    """
+    """A simulated cohort: its table, and scans, clean volumes and true effects made when asked for."""
 
     cohort: Cohort
-    people: pd.DataFrame
-    anatomy: Anatomy
+    people: pd.DataFrame  # participant_id, site, age, sex, dx
+    anatomy: Anatomy  # grid, mask and template
     seed: int
-    hidden: pd.DataFrame = field(repr=False)
+    hidden: pd.DataFrame = field(repr=False)  # what no table has, such as the atrophy
 
     def __len__(self) -> int:
         return len(self.people)

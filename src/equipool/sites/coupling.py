@@ -1,21 +1,10 @@
-r"""What sites do to features jointly and in curves: an additive coupling on the latent sphere.
-
-The scores of a participant along the factors in which participants differ most make, with a plane for each
-covariate, a point :math:`\ell` of a sphere on which the covariates act by rotation, :math:`\ell(c + t) =
-\rho(t)\,\ell(c)`. A network :math:`f_s` on :math:`\ell`, with hidden units that all sites share and a last layer
-for each site, predicts what differs between sites of the rest of the residual:
-
-.. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad f_s \perp \text{the scores},
-
-so that :math:`\ell` is the same before and after: the map can be undone exactly and keeps volumes. The mean
-participant (scores of 0) is not moved at any age. The share a is chosen on held-out participants.
-"""
+"""What sites do to features jointly and in curves: an additive coupling on the latent sphere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, ClassVar, Self
 
@@ -23,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.randomness import seed_for
-from equipool.sites.design import Design
+from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, Design, standard_deviation, winsorised
 from equipool.sites.effect import Context, SiteEffect, array, choose
-from equipool.sites.passes import gram, site_rows
+from equipool.sites.passes import gram
 
 __all__ = ["Coupling"]
 
@@ -33,12 +22,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
-MAX_SCORES = 4
-FEATURES = (6, 500)  # fewer leave nothing beside the scores; of more the last layers would outgrow the table
-MIN_PARTICIPANTS = 25  # of a site
-MAX_ROWS = 10_000  # to train on
-CLIP_AT = 4.0  # standard deviations, as for the covariance
-HIDDEN, STEPS, RATE = 24, 200, 1e-2
+MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features leave no rest
+MAX_FEATURES = 500  # beyond, training would take minutes
+HIDDEN, STEPS, RATE = 24, 200, 1e-2  # units; steps and rate of Adam, after which the loss hardly falls
 RIDGE = 100.0  # equivalent participants of a site that does nothing
 
 _LOCK = Lock()  # the number of threads belongs to the whole process
@@ -46,37 +32,31 @@ _LOCK = Lock()  # the number of threads belongs to the whole process
 
 @dataclass(frozen=True, eq=False)
 class Coupling(SiteEffect):
-    """The map above.
+    r"""An additive coupling: a site changes features as a function of a few scores, which it leaves alone.
 
-    Attributes
-    ----------
-    middle, reach
-        (covariates,): mid-range and half-range of each covariate, which is a quarter of a turn.
-    scores
-        (features, scores): residuals @ scores have a variance of 1.
-    weights, bias
-        (latent, hidden) and (hidden,) of the hidden units.
-    heads
-        (heads, hidden, features): what sites differ in from their mean, times the share, off the scores.
-    head_of
-        (sites,): which head is a site's; −1 for sites without one.
-    deviation
-        (features,): standard deviation of residuals.
-    share
-        a.
+    The scores of a participant along the factors in which participants differ most make, with a plane for
+    each covariate, a point :math:`\ell` of a sphere on which the covariates act by rotation,
+    :math:`\ell(c + t) = \rho(t)\,\ell(c)`. A network :math:`f_s` on :math:`\ell`, with hidden units that all
+    sites share and a last layer for each site, predicts what differs between sites of the rest of the residual:
+
+    .. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad f_s \perp \text{the scores},
+
+    so that :math:`\ell` is the same before and after: where no residual is winsorised, the map has an exact
+    inverse and keeps volumes. The mean participant (scores of 0) is not moved at any age. The share :math:`a` is
+    chosen by the likelihood of held-out participants.
     """
 
     name: ClassVar[str] = "coupling"
 
-    middle: FloatArray = array("covariates")
-    reach: FloatArray = array("covariates", positive=True)
-    scores: FloatArray = array("features", "scores")
-    weights: FloatArray = array("latent", "hidden")
+    share: float = field(metadata={"least": 0.0, "most": 1.0})  # a
+    middle: FloatArray = array("planes")  # of each covariate's range
+    reach: FloatArray = array("planes", positive=True)  # half the range, which is a quarter of a turn
+    scores: FloatArray = array("features", "scores")  # residuals @ scores have a variance of 1
+    weights: FloatArray = array("latent", "hidden")  # of the hidden units
     bias: FloatArray = array("hidden")
-    heads: FloatArray = array("heads", "hidden", "features")
-    head_of: IntArray = array("sites", integer=True)
-    deviation: FloatArray = array("features")
-    share: float
+    heads: FloatArray = array("heads", "hidden", "features")  # a f_s of the hidden units
+    head_of: IntArray = array("sites", integer=True)  # which head is a site's; −1: none
+    deviation: FloatArray = array("features")  # of residuals
 
     @classmethod
     def identity(cls, n_sites: int, n_features: int) -> Self:
@@ -84,35 +64,43 @@ class Coupling(SiteEffect):
         none, head_of = np.empty(0), np.full(n_sites, -1, dtype=np.intp)
         scores, weights = np.empty((n_features, 0)), np.empty((1, 0))
         heads = np.empty((0, 0, n_features))
-        return cls(none, none, scores, weights, none, heads, head_of, np.ones(n_features), 0.0)
+        return cls(0.0, none, none, scores, weights, none, heads, head_of, np.ones(n_features))
 
     @property
     def is_identity(self) -> bool:
         """Whether no site does anything."""
         return not len(self.heads)
 
+    def require_consistent(self) -> None:
+        """Refuse, by a ValueError, sites with heads that are not there, and weights of another sphere."""
+        latent = max(2 * len(self.middle), 1) + self.scores.shape[1]
+        if not -1 <= self.head_of.min() <= self.head_of.max() < max(len(self.heads), 1):
+            raise ValueError("head_of")
+        if not self.is_identity and len(self.weights) != latent:
+            raise ValueError("weights")
+
     @classmethod
     def fit(cls, residuals: FloatArray, design: Design, *, wanted: bool | None = None, seed: int = 0) -> Self:
-        """Train the network on residuals (rows, features); ``wanted=None``: if it helps held-out participants."""
+        """Train the network on residuals (rows, features); ``None``: if held-out ones confirm it."""
         identity = cls.identity(design.n_sites, residuals.shape[1])
         rows = _training_rows(design, residuals.shape[1])
         if wanted is False or not len(rows):
             return identity
         design, residuals = design.only(rows), residuals[rows]
-        deviation = np.sqrt(np.maximum(design.weight @ residuals**2 / design.weight.sum(), 1e-12))
-        residuals = np.clip(residuals, -CLIP_AT * deviation, CLIP_AT * deviation)
+        deviation = standard_deviation(residuals, design.weight)
+        residuals = winsorised(residuals, deviation)
         with _one_thread():
             share = _chosen_share(residuals, design, wanted, seed)
             if not share:
                 return identity
-            sphere = _Sphere.of(residuals, design.covariates, design.weight)
-            weights, bias, _, heads = _train(_Data.of(residuals, design, sphere), seed)
+            sphere = _Sphere.of(residuals, design)
+            weights, bias, _, heads = _train(sphere, residuals, design, seed)
         sites = np.unique(design.site)
         head_of = identity.head_of.copy()
         head_of[sites] = np.arange(len(sites))
-        heads = share * heads * np.where(sphere.alive, sphere.deviation, 0.0)
+        heads *= share * np.where(sphere.alive, sphere.deviation, 0.0)
         ranges = sphere.middle, sphere.reach
-        return cls(*ranges, sphere.scores, weights, bias, heads, head_of, deviation, share)
+        return cls(share, *ranges, sphere.scores, weights, bias, heads, head_of, deviation)
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return rows − a f_s(ℓ)."""
@@ -131,27 +119,26 @@ class Coupling(SiteEffect):
         return _on_sphere(residuals @ self.scores, covariates, self.middle, self.reach)
 
     def _part(self, rows: FloatArray, at: Context) -> FloatArray:
+        """Return a f_s(ℓ), (rows, features)."""
         result = np.zeros_like(rows)
         if self.is_identity:
             return result
-        residuals = np.clip(rows - at.predicted, -CLIP_AT * self.deviation, CLIP_AT * self.deviation)
-        units = np.tanh(self.latent(residuals, at.covariates) @ self.weights + self.bias)
-        units -= np.tanh(self.latent(np.zeros_like(residuals), at.covariates) @ self.weights + self.bias)
-        for s in np.unique(at.site):
-            if self.head_of[s] >= 0:
-                some = at.site == s
-                result[some] = units[some] @ self.heads[self.head_of[s]]
+        residuals = winsorised(rows - at.predicted, self.deviation)
+        points, means = (self.latent(each, at.covariates) for each in (residuals, np.zeros_like(residuals)))
+        units = _units(points, means, self.weights, self.bias)
+        for s in np.unique(at.site[self.head_of[at.site] >= 0]):
+            result[at.site == s] = units[at.site == s] @ self.heads[self.head_of[s]]
         return result
 
 
 def _training_rows(design: Design, p: int) -> IntArray:
     """Return the rows of sites with enough participants, at most MAX_ROWS; none where that makes no sense."""
-    if design.n_folds < 2 or not FEATURES[0] <= p <= FEATURES[1]:
+    if design.n_folds < 2 or not MAX_SCORES + 2 <= p <= MAX_FEATURES:
         return np.empty(0, dtype=np.intp)
     rows = np.arange(len(design.site))
     if len(rows) > MAX_ROWS:
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_ROWS])
-    large = np.bincount(design.site[rows], design.weight[rows], design.n_sites) >= MIN_PARTICIPANTS
+    large = design.only(rows).n_participants >= MIN_PARTICIPANTS
     return rows[large[design.site[rows]]] if large.sum() > 1 else rows[:0]
 
 
@@ -167,6 +154,12 @@ def _on_sphere(scores: FloatArray, c: FloatArray, middle: FloatArray, reach: Flo
     return result
 
 
+def _units(points: FloatArray, means: FloatArray, weights: FloatArray, bias: FloatArray) -> FloatArray:
+    """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
+    units: FloatArray = np.tanh(points @ weights + bias) - np.tanh(means @ weights + bias)
+    return units
+
+
 @dataclass(frozen=True, eq=False)
 class _Sphere:
     """The factors in which participants differ most, and the covariates' range."""
@@ -179,91 +172,83 @@ class _Sphere:
     alive: NDArray[np.bool_]  # features that vary beside site and trend
 
     @classmethod
-    def of(cls, residuals: FloatArray, c: FloatArray, weight: FloatArray) -> _Sphere:
-        covariance = gram(residuals, residuals, weight) / weight.sum()
+    def of(cls, residuals: FloatArray, design: Design) -> _Sphere:
+        covariance = gram(residuals, residuals, design.weight) / design.weight.sum()
         alive = np.diag(covariance) > 1e-12
         deviation = np.sqrt(np.where(alive, np.diag(covariance), 1.0))
         values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
         values, vectors = values[::-1], vectors[:, ::-1]
         # Beyond the largest eigenvalue that chance makes (Marchenko and Pastur), and at least one.
-        chance = (1 + np.sqrt(len(values) / weight.sum())) ** 2
+        chance = (1 + np.sqrt(len(values) / design.weight.sum())) ** 2
         q = int(np.clip((values > 1.2 * chance).sum(), 1, MAX_SCORES))
         # An eigenvector's sign is arbitrary; without one the order of the features would decide.
         axes = vectors[:, :q] * np.where((vectors[:, :q] ** 3).sum(axis=0) < 0, -1.0, 1.0)
-        low, high = np.quantile(c, [0.01, 0.99], axis=0)  # one wrong age must not decide the range
+        low, high = np.quantile(design.covariates, [0.01, 0.99], axis=0)  # one wrong age must not decide
         reach = np.where(high > low, (high - low) / 2, 1.0)
         scores = axes / np.sqrt(np.maximum(values[:q], 1e-12)) / deviation[:, None]
         return cls((low + high) / 2, reach, deviation, axes, scores, alive)
 
+    def data(self, residuals: FloatArray, c: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return points of participants and of mean ones of their age, and the rest beside the scores."""
+        scores = residuals @ self.scores
+        points, means = (_on_sphere(each, c, self.middle, self.reach) for each in (scores, 0 * scores))
+        rest = np.where(self.alive, residuals / self.deviation, 0.0)
+        return points, means, self.off_scores(rest)
 
-@dataclass(frozen=True, eq=False)
-class _Data:
-    """Points of the sphere, and what is beside the scores: the goal of the network."""
-
-    points: FloatArray
-    means: FloatArray  # the points of scores of 0
-    goal: FloatArray
-    design: Design
-    axes: FloatArray
-
-    @classmethod
-    def of(cls, residuals: FloatArray, design: Design, sphere: _Sphere) -> _Data:
-        scores = residuals @ sphere.scores
-        points, means = (
-            _on_sphere(each, design.covariates, sphere.middle, sphere.reach)
-            for each in (scores, np.zeros_like(scores))
-        )
-        goal = np.where(sphere.alive, residuals / sphere.deviation, 0.0)
-        goal -= (goal @ sphere.axes) @ sphere.axes.T
-        return cls(points, means, goal, design, sphere.axes)
+    def off_scores(self, values: FloatArray) -> FloatArray:
+        """Return values (..., p) in units of the features' deviation without their part along the scores."""
+        return values - (values @ self.axes) @ self.axes.T
 
 
 def _chosen_share(residuals: FloatArray, design: Design, wanted: bool | None, seed: int) -> float:
     """Return the share by the Gaussian log-likelihood of held-out participants of each site."""
     parts: list[FloatArray] = []
     for train, held in design.folds():
-        sphere = _Sphere.of(residuals[train], design.covariates[train], design.weight[train])
-        fitted, judged = (_Data.of(residuals[rows], design.only(rows), sphere) for rows in (train, held))
-        parts += _held_out_gains(fitted, judged, seed)
+        parts += _held_out_gains(residuals, design, train, held, seed)
         if wanted is None and np.sum(parts, axis=0).max(initial=0.0) <= 0:
             return 0.0
     gains = np.array(parts).T
     return SHARES[1 + int(gains[1:].sum(axis=1).argmax()) if wanted else choose(gains)]
 
 
-def _held_out_gains(fitted: _Data, judged: _Data, seed: int) -> list[FloatArray]:
-    """Return for each site how much more likely its held-out participants are, by share."""
-    weights, bias, shared, heads = _train(fitted, seed)
-    head_of = {int(s): k for k, s in enumerate(np.unique(fitted.design.site))}
-    shares, gains = np.array(SHARES), []
-    for s, rows in enumerate(site_rows(judged.design.site, judged.design.n_sites)):
-        if s not in head_of or not len(rows):
-            continue
-        units = np.tanh(judged.points[rows] @ weights + bias) - np.tanh(judged.means[rows] @ weights + bias)
-        missed, part = judged.goal[rows] - units @ shared, units @ heads[head_of[s]]
-        w = judged.design.weight[rows]
-        gains.append(shares * (w @ (missed * part).sum(axis=1)) - shares**2 / 2 * (w @ (part**2).sum(axis=1)))
+def _held_out_gains(
+    residuals: FloatArray, design: Design, train: IntArray, held: IntArray, seed: int
+) -> list[FloatArray]:
+    """Return for each site by how much the log-likelihood of its held-out participants rises, by share."""
+    fitted, judged = design.only(train), design.only(held)
+    sphere = _Sphere.of(residuals[train], fitted)
+    weights, bias, shared, heads = _train(sphere, residuals[train], fitted, seed)
+    points, means, goal = sphere.data(residuals[held], judged.covariates)
+    units = _units(points, means, weights, bias)
+    missed, shares, gains = goal - units @ shared, np.array(SHARES), []
+    for head, s in zip(heads, np.unique(fitted.site), strict=True):
+        rows = np.flatnonzero(judged.site == s)
+        part, w = units[rows] @ head, judged.weight[rows]
+        across, square = w @ (missed[rows] * part).sum(axis=1), w @ (part**2).sum(axis=1)
+        gains += [shares * across - shares**2 / 2 * square] if len(rows) else []
     return gains
 
 
-def _train(data: _Data, seed: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _train(
+    sphere: _Sphere, residuals: FloatArray, design: Design, seed: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return hidden weights and bias, the last layer that sites share, and what each site adds to it.
 
-    The latter two are off the scores. Least squares by Adam over all rows at once; sites' additions cost as many
-    equivalent participants as RIDGE says and add up to nothing over participants.
+    The latter two are off the scores. Least squares by Adam over all rows at once; sites' additions are
+    penalised by RIDGE and add up to nothing over participants.
     """
     import torch
-
-    site, weights = data.design.site, data.design.weight
-    order = np.argsort(site, kind="stable")
-    sites, sizes = np.unique(site, return_counts=True)
 
     def tensor(values: Any) -> torch.Tensor:
         # In float32 the order of rows would show in the fourth digit.
         return torch.tensor(values, dtype=torch.float64, device="cpu")
 
-    points, means, goal, weight = (tensor(v[order]) for v in (data.points, data.means, data.goal, weights))
-    share = tensor(np.bincount(site, weights=weights)[sites] / weights.sum())[:, None, None]
+    order = np.argsort(design.site, kind="stable")
+    sizes = np.bincount(design.site)
+    sites, sizes = np.flatnonzero(sizes), sizes[sizes > 0].tolist()
+    data = sphere.data(residuals[order], design.covariates[order])
+    points, means, goal, weight = (tensor(values) for values in (*data, design.weight[order]))
+    share = tensor(design.n_participants[sites] / design.weight.sum())[:, None, None]
     rng, width = np.random.default_rng(seed_for(seed, "site network")), goal.shape[1]
     hidden = tensor(rng.standard_normal((points.shape[1], HIDDEN))).requires_grad_()
     bias = tensor(rng.standard_normal(HIDDEN)).requires_grad_()
@@ -273,7 +258,7 @@ def _train(data: _Data, seed: int) -> tuple[FloatArray, FloatArray, FloatArray, 
     for _ in range(STEPS):
         units = torch.tanh(points @ hidden + bias) - torch.tanh(means @ hidden + bias)
         differences = heads - (share * heads).sum(dim=0)
-        parts = zip(units.split(sizes.tolist()), differences, strict=True)
+        parts = zip(units.split(sizes), differences, strict=True)
         missed = goal - units @ shared - torch.cat([part @ head for part, head in parts])
         loss = (weight * missed.square().sum(dim=1)).sum()
         loss = (loss + RIDGE * (heads.square().sum() + 0.1 * shared.square().sum())) / goal.numel()
@@ -282,9 +267,8 @@ def _train(data: _Data, seed: int) -> tuple[FloatArray, FloatArray, FloatArray, 
         adam.step()
     with torch.no_grad():
         differences = heads - (share * heads).sum(dim=0)
-    hidden_, bias_, *layers = (one.detach().numpy() for one in (hidden, bias, shared, differences))
-    last, added = (layer - (layer @ data.axes) @ data.axes.T for layer in layers)
-    return hidden_, bias_, last, added
+    weights, offset, last, added = (one.detach().numpy() for one in (hidden, bias, shared, differences))
+    return weights, offset, sphere.off_scores(last), sphere.off_scores(added)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -48,8 +48,8 @@ def exceeds(
 def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERRORS) -> int:
     """Return the simplest candidate that the best one does not exceed by so many standard errors.
 
-    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the simplest,
-    which is to leave the effect out, to the most flexible.
+    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the simplest
+    to the most flexible.
     """
     if log_likelihoods.shape[1] < 2:
         return 0
@@ -71,11 +71,11 @@ def array(*dimensions: str, positive: bool = False, integer: bool = False) -> An
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What an effect may depend on beside the values: site index (rows,), covariates (rows, K), trend (rows, p)."""
+    """What an effect may depend on beside the values."""
 
-    site: IntArray
-    covariates: FloatArray
-    predicted: FloatArray
+    site: IntArray  # (rows,), index
+    covariates: FloatArray  # (rows, K)
+    predicted: FloatArray  # (rows, features), by the trend
 
     def __getitem__(self, rows: Any) -> Context:
         return Context(self.site[rows], self.covariates[rows], self.predicted[rows])
@@ -85,8 +85,8 @@ class Context:
 class SiteEffect(ABC):
     """An invertible map T_s of values, one for each site; ``rows`` below are (rows, features).
 
-    Subclasses are frozen dataclasses whose arrays are declared by :func:`array`, with a classmethod ``fit`` that
-    estimates the effect from values out of which the outer effects are undone.
+    Subclasses are frozen dataclasses whose arrays are declared by :func:`array`, with a classmethod ``fit``
+    that estimates the effect from values out of which the outer effects are undone.
     """
 
     name: ClassVar[str]
@@ -127,7 +127,7 @@ class Composition:
 
     effects: tuple[SiteEffect, ...]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[SiteEffect]:
         return iter(self.effects)
 
     def __getitem__(self, name: str) -> Any:
@@ -171,11 +171,3 @@ class Composition:
     def with_effect(self, effect: SiteEffect) -> Composition:
         """Return the same with another effect of that name."""
         return replace(self, effects=tuple(effect if e.name == effect.name else e for e in self.effects))
-
-
-# -- saving ------------------------------------------------------------------------------------------------
-
-
-def state_of(effect: Any) -> dict[str, Any]:
-    """Return an effect's fields by name."""
-    return {f.name: getattr(effect, f.name) for f in fields(effect)}

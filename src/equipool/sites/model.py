@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from equipool.sites.coupling import Coupling
 from equipool.sites.covariance import Covariance
 from equipool.sites.design import Design
 from equipool.sites.effect import Composition, Context, array
-from equipool.sites.passes import pieces, site_rows
-from equipool.sites.shift_scale import SharedTrend, winsorise
+from equipool.sites.passes import pieces, site_rows, site_sums
+from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
 __all__ = ["SiteModel", "fit_site_model"]
@@ -25,27 +25,27 @@ IntArray = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
-    """z = T_s(m(c) + e), in standardised features.
+    r"""A site's measurement of a participant, in standardised features.
 
-    Attributes
-    ----------
-    trend
-        m.
-    composition
-        T_s: warp ∘ shift and scale ∘ covariance ∘ coupling.
-    n_participants
-        (sites,).
-    winsorised
-        (sites, features): how many participants' values were winsorised when effects were estimated.
-    curvature
-        The penalty on the trend's curvature.
+    .. math:: z = T_s(m(c) + e), \qquad T_s = \text{warp} \circ \text{shift and scale} \circ
+              \text{covariance} \circ \text{coupling}
     """
 
-    trend: Trend
-    composition: Composition
+    curvature: float = field(metadata={"least": 0.0})  # the penalty on the trend's curvature
+    trend: Trend  # m
+    composition: Composition  # T_s
     n_participants: FloatArray = array("sites")
-    winsorised: FloatArray = array("sites", "features")
-    curvature: float
+    winsorised: FloatArray = array("sites", "features")  # how many participants' values, for estimation
+
+    def require_consistent(self) -> None:
+        """Refuse, by a ValueError, effects that do not fit the trend or each other."""
+        if [type(effect) for effect in self.composition] != [Warp, ShiftScale, Covariance, Coupling]:
+            raise ValueError("composition")
+        columns, coupling = self.composition["warp"].columns, self.composition["coupling"]
+        if len(columns) and columns[-1] >= len(self.trend.centre):
+            raise ValueError("columns")
+        if not coupling.is_identity and len(coupling.middle) != len(self.trend.basis.knots):
+            raise ValueError("coupling")
 
     def at(self, c: FloatArray, site: IntArray | int, predicted: FloatArray | None = None) -> Context:
         """Return the context of rows at covariates c and a site."""
@@ -54,11 +54,11 @@ class SiteModel:
 
     def undo(self, z: FloatArray, at: Context) -> FloatArray:
         """Return the rows as the pool would have measured them, some rows at a time."""
-        return self._in_pieces(z, at, self.composition.undo)
+        return _in_pieces(self.composition.undo, z, at, len(self.n_participants))
 
     def redo(self, values: FloatArray, at: Context) -> FloatArray:
         """Return the rows as their site would have measured them."""
-        return self._in_pieces(values, at, self.composition.redo)
+        return _in_pieces(self.composition.redo, values, at, len(self.n_participants))
 
     @property
     def effects(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -67,30 +67,24 @@ class SiteModel:
         Its shift from the mean of all sites, the shift's standard error before shrinkage (one that leans on a
         prior of few sites would be too narrow), and its scale.
         """
-        n_sites, warp, affine = (
-            len(self.n_participants),
-            self.composition["warp"],
-            self.composition["shift and scale"],
-        )
-        centre = np.repeat(self.trend.centre[None], n_sites, axis=0)
-        covariates = np.zeros((n_sites, len(self.trend.basis.knots)))
-        at = Context(np.arange(n_sites), covariates, centre)
+        n, warp, affine = self.n_participants, self.composition["warp"], self.composition["shift and scale"]
+        centre = np.repeat(self.trend.centre[None], len(n), axis=0)
+        at = Context(np.arange(len(n)), np.zeros((len(n), len(self.trend.basis.knots))), centre)
         level = Composition((warp, affine)).redo(centre, at)
-        slope = np.vstack([warp.slope(level[[s]], s) for s in range(n_sites)])
+        slope = np.vstack([warp.slope(level[[s]], s) for s in range(len(n))])
         scale = affine.scale / slope
         error = affine.error * (scale if affine.scales_trend else 1 / slope)
-        weight = self.n_participants / max(self.n_participants.sum(), 1e-12)
-        return level - weight @ level, error, scale
+        return level - n @ level / max(n.sum(), 1e-12), error, scale
 
     def log_likelihood(self, z: FloatArray, c: FloatArray) -> FloatArray:
         """Return the log-likelihood of each row at each site, (rows, sites), up to a constant."""
         predicted, covariance = self.trend(c), self.composition["covariance"]
-        result = np.empty((len(z), len(self.n_participants)))
         deviation = np.sqrt(np.maximum(self.composition["shift and scale"].variance, 1e-12))
-        whiten = np.diag(1 / deviation) if covariance.is_identity else covariance.whiten
+        result = np.empty((len(z), len(self.n_participants)))
         for s in range(result.shape[1]):
             at = self.at(c, s, predicted)
-            white = (self.composition.undo(z, at) - predicted) @ whiten
+            residuals = self.composition.undo(z, at) - predicted
+            white = residuals / deviation if covariance.is_identity else residuals @ covariance.whiten
             result[:, s] = self.composition.log_det(z, at) - 0.5 * (white**2).sum(axis=1)
         return result
 
@@ -104,14 +98,6 @@ class SiteModel:
             winsorised=np.vstack([self.winsorised, np.zeros(z.shape[1])]),
         )
 
-    def _in_pieces(self, rows: FloatArray, at: Context, function: Any) -> FloatArray:
-        result = rows.copy()
-        # Sites that were not seen at fit have a negative index, and stay as they are.
-        for some in site_rows(at.site + 1, len(self.n_participants) + 1)[1:]:
-            for part in pieces(len(some), rows.shape[1]):
-                result[some[part]] = function(rows[some[part]], at[some[part]])
-        return result
-
 
 def fit_site_model(
     z: FloatArray,
@@ -123,40 +109,47 @@ def fit_site_model(
     curvature: float | None = None,
     seed: int = 0,
 ) -> SiteModel:
-    """Fit the model to standardised features; ``None``: chosen by the log-likelihood of held-out participants.
+    """Fit the model to standardised features; ``None``: chosen by the likelihood of held-out participants.
 
-    Each effect is estimated from values out of which the outer ones are undone. The trend is fitted together with
-    shift and scale. A target is allowed for there alone: residuals keep its effect, or their covariance would be
-    too small along it, and dividing by that covariance would make chance associations grow.
+    Each effect is estimated from values out of which the outer ones are undone. The trend is fitted together
+    with shift and scale. A target is allowed for there alone: residuals keep its effect, or their covariance
+    would be too small along it, and dividing by that covariance would make chance associations grow.
     """
-    n_sites, p = design.n_sites, z.shape[1]
-    winsorised = winsorise(z, design)
-    z = winsorised.z
+    z, count = winsorise(z, design)
     shared = SharedTrend.fit(z, design, curvature=curvature)
     warping = Warp.fit(z, design, shared, wanted=warp)
+    affine = shared.whole.effect
     if not warping.is_identity:
-        z = Composition((warping,)).undo(z, Context(design.site, design.covariates, z[:, :0]))
+        z = _in_pieces(warping.undo, z, shared.at(slice(None), design, shared.whole), design.n_sites)
         shared = SharedTrend.fit(z, design, curvature=curvature)
-    affine = shared.whole.effect()
-    model = SiteModel(
-        shared.trend,
-        Composition((warping, affine, Covariance.identity(n_sites, p), Coupling.identity(n_sites, p))),
-        design.n_participants,
-        winsorised.count,
-        shared.curvature,
-    )
-    at = shared.at(slice(None), design)
-    residuals = _centred_by_site(affine.undo(z, at) - at.predicted, design)
+        # A warp takes shift and scale out. A new site has none, and is shrunk as the others were before.
+        affine = replace(shared.whole.effect, between=affine.between, scale_weight=affine.scale_weight)
+    at = shared.at(slice(None), design, shared.whole)
+    residuals = _in_pieces(affine.undo, z, at, design.n_sites)
+    residuals -= at.predicted
+    # Without what shrinkage of the shifts leaves of a site's mean.
+    means = site_sums(residuals, design.site, design.n_sites, design.weight)
+    residuals -= (means / np.maximum(design.n_participants, 1e-12)[:, None])[design.site]
     covariance = Covariance.fit(residuals, design, shrinkage=shrinkage)
-    model = replace(model, composition=model.composition.with_effect(covariance))
-    residuals = covariance.undo(at.predicted + residuals, at) - at.predicted
-    found = Coupling.fit(residuals, design, wanted=coupling, seed=seed)
-    return replace(model, composition=model.composition.with_effect(found))
+    at = Context(design.site, design.covariates, np.broadcast_to(0.0, residuals.shape))
+    residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
+    return SiteModel(
+        curvature=shared.curvature,
+        trend=shared.trend,
+        composition=Composition(
+            (warping, affine, covariance, Coupling.fit(residuals, design, wanted=coupling, seed=seed))
+        ),
+        n_participants=design.n_participants,
+        winsorised=count,
+    )
 
 
-def _centred_by_site(residuals: FloatArray, design: Design) -> FloatArray:
-    """Return residuals without what shrinkage of the shifts leaves of a site's mean."""
-    for rows in site_rows(design.site, design.n_sites):
-        if len(rows):
-            residuals[rows] -= np.average(residuals[rows], axis=0, weights=design.weight[rows])
-    return residuals
+def _in_pieces(
+    function: Callable[[FloatArray, Context], FloatArray], rows: FloatArray, at: Context, n_sites: int
+) -> FloatArray:
+    """Apply an effect's map to some rows at a time; those of sites that were not seen at fit, −1, stay."""
+    result = rows.copy()
+    for some in site_rows(at.site + 1, n_sites + 1)[1:]:
+        for part in pieces(len(some), rows.shape[1]):
+            result[some[part]] = function(rows[some[part]], at[some[part]])
+    return result

@@ -10,16 +10,16 @@ participants: Newton's method finds the one optimum in a few steps, whatever the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.sites.design import Design
+from equipool.sites.design import MAX_ITERATIONS, Design
 from equipool.sites.passes import pieces, site_rows
 
 __all__ = [
     "CURVE",
-    "HATS",
     "KNOTS",
     "Sums",
     "curve_at",
@@ -39,8 +39,6 @@ STEP = float(KNOTS[1] - KNOTS[0])
 CURVE = 1 + len(KNOTS)  # numbers of a curve
 SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
 CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over rows
-PRIOR_COUNT = 0.5  # participants spread over the knots, so that slopes stay above 0 where there is nobody
-ROUNDS = 30
 
 
 # -- sums over participants --------------------------------------------------------------------------------
@@ -62,9 +60,9 @@ class Sums:
     n: FloatArray
 
     def with_prior_counts(self) -> Sums:
-        """Return the same with a little weight at each knot."""
+        """Return the same with half a participant spread over the knots, so that slopes stay above 0."""
         cells = self.cells.copy()
-        cells[..., -len(KNOTS) :] += PRIOR_COUNT / len(KNOTS)
+        cells[..., -len(KNOTS) :] += 0.5 / len(KNOTS)
         return replace(self, cells=cells)
 
     def sum_of_sites(self) -> Sums:
@@ -86,7 +84,7 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
             jb[s] += weighted @ b
             bb[s] += (b * w[:, None]).T @ b
             cells[s] += _counts(v[some], w)
-    return Sums(jj, jb, bb, cells, np.bincount(design.site[rows], design.weight[rows], n_sites))
+    return Sums(jj, jb, bb, cells, design.only(rows).n_participants)
 
 
 def _integrals(v: FloatArray) -> FloatArray:
@@ -105,11 +103,7 @@ def _integrals(v: FloatArray) -> FloatArray:
 
 
 def _hats() -> FloatArray:
-    """Return the hats in the middle of each cell and at each knot, (cells + knots, knots).
-
-    Beyond the outer knots is one cell. At knots there is nobody, but a little weight that keeps slopes
-    above 0.
-    """
+    """Return the hats in the middle of each cell, beyond both ends and at each knot, (cells + knots, knots)."""
     middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
     places = np.concatenate([KNOTS[:1], middles, KNOTS[-1:], KNOTS])
     return np.stack([np.interp(places, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
@@ -125,8 +119,7 @@ def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
     last = CELLS * (len(KNOTS) - 1)
     cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, last).astype(np.intp) + 1
     flat = (cell + np.arange(p) * len(HATS)).ravel()
-    counts: FloatArray = np.bincount(flat, np.repeat(weight, p), p * len(HATS)).astype(np.float64)
-    return counts.reshape(p, len(HATS))
+    return np.bincount(flat, np.repeat(weight, p), p * len(HATS)).reshape(p, len(HATS)).astype(np.float64)
 
 
 # -- the likelihood and its optimum ------------------------------------------------------------------------
@@ -144,8 +137,7 @@ def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
 def pool_curve(sums: Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
     all_sites = sums.sum_of_sites()
-    p = all_sites.jj.shape[1]
-    line = np.ones((p, CURVE))
+    line = np.ones((all_sites.jj.shape[1], CURVE))
     line[:, 0] = KNOTS[0]
     curves, trend = newton(all_sites, line, 1.0, penalty)
     return curves[0], trend
@@ -169,32 +161,21 @@ def newton(
     penalty: FloatArray,
     *,
     smooth: float = SMOOTH,
-    start: FloatArray | None = None,
-    trend: FloatArray | None = None,
+    start: tuple[FloatArray, FloatArray] | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Return the curves (sites, p, m) and trend (p, q) of the largest penalised likelihood.
 
     Slopes are drawn to those of the prior, (p, m), in proportion, and heights to its height, by so many
-    equivalent participants (stiffness, one or one for each feature). ``penalty`` is that on the trend's coefficients,
-    for each participant.
+    equivalent participants (stiffness, one or one for each feature). ``penalty`` is that on the trend's
+    coefficients, for each participant.
     """
-    n_sites, p, m, q = sums.jb.shape
     pull = np.reshape(stiffness, (-1, 1, 1)) * _pull(prior, smooth)
-    sums = sums.with_prior_counts()
-    penalty = penalty * sums.n.sum()
-    curves = np.broadcast_to(prior, (n_sites, p, m)).copy() if start is None else start
-    trend = np.zeros((p, q)) if trend is None else trend
-    inner = sums.bb.sum(axis=0) + np.diag(penalty)
-
-    def objective(curves: FloatArray, trend: FloatArray) -> FloatArray:
-        apart = curves - prior
-        drawn = 0.5 * np.einsum("spm,pmn,spn->p", apart, pull, apart)
-        result: FloatArray = log_loss(sums, curves, trend).sum(axis=0) + drawn + 0.5 * trend**2 @ penalty
-        return result
-
-    value = objective(curves, trend)
-    for _ in range(ROUNDS):
-        step, turn, decrement = _newton_step(sums, curves, trend, pull, prior, inner)
+    problem = _Problem(sums.with_prior_counts(), prior, pull, penalty * sums.n.sum())
+    n_sites, p, m, q = sums.jb.shape
+    curves, trend = (np.broadcast_to(prior, (n_sites, p, m)), np.zeros((p, q))) if start is None else start
+    value = problem.objective(curves, trend)
+    for _ in range(MAX_ITERATIONS):
+        step, turn, decrement = problem.newton_step(curves, trend)
         moving = decrement > 1e-6 * sums.n.sum()
         if not moving.any():
             break
@@ -203,7 +184,7 @@ def newton(
         length = np.where(moving, np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12)), 0.0)
         for _ in range(8):
             tried = curves + length[:, None] * step, trend + length[:, None] * turn
-            new = objective(*tried)
+            new = problem.objective(*tried)
             worse = new > value + 1e-9 * np.abs(value)
             if not worse.any():
                 break
@@ -213,60 +194,49 @@ def newton(
     return curves, trend
 
 
-def _newton_step(
-    sums: Sums,
-    curves: FloatArray,
-    trend: FloatArray,
-    pull: FloatArray,
-    prior: FloatArray,
-    inner: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the steps of curves and trend, and by how much each feature's cost would fall, (p,).
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The penalised likelihood."""
 
-    Sites meet in the trend alone, so they are eliminated one by one.
-    """
-    q, k = sums.jb.shape[3], len(KNOTS)
-    slopes = curves[..., 1:] @ HATS.T
-    share = sums.cells / slopes
-    gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
-    gradient += np.einsum("pmn,spn->spm", pull, curves - prior)
-    gradient[..., 1:] -= share @ HATS
-    hessian = sums.jj + pull
-    hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
-    downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
-    solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
-    across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
-    turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
-    step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
-    return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
+    sums: Sums
+    prior: FloatArray  # (p, m)
+    pull: FloatArray  # (p, m, m), precision of curves around the prior
+    penalty: FloatArray  # (q,), on the trend
+
+    @cached_property
+    def inner(self) -> FloatArray:
+        """The trend's part of the Hessian, (q, q)."""
+        return self.sums.bb.sum(axis=0) + np.diag(self.penalty)
+
+    def objective(self, curves: FloatArray, trend: FloatArray) -> FloatArray:
+        """Return what is minimised, (p,)."""
+        apart = curves - self.prior
+        drawn = np.einsum("spm,pmn,spn->p", apart, self.pull, apart) + trend**2 @ self.penalty
+        result: FloatArray = log_loss(self.sums, curves, trend).sum(axis=0) + 0.5 * drawn
+        return result
+
+    def newton_step(self, curves: FloatArray, trend: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the steps of curves and trend, and by how much each feature's objective would fall, (p,).
+
+        Sites meet in the trend alone, so they are eliminated one by one.
+        """
+        sums, (q, k) = self.sums, (len(self.penalty), len(KNOTS))
+        slopes = curves[..., 1:] @ HATS.T
+        share = sums.cells / slopes
+        gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
+        gradient += np.einsum("pmn,spn->spm", self.pull, curves - self.prior)
+        gradient[..., 1:] -= share @ HATS
+        hessian = sums.jj + self.pull
+        hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
+        downhill = trend @ self.inner - np.einsum("spmq,spm->pq", sums.jb, curves)
+        solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
+        across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
+        turn = np.linalg.solve(self.inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
+        step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
+        return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
 
 
 # -- curves ------------------------------------------------------------------------------------------------
-
-
-def _heights(curve: FloatArray) -> FloatArray:
-    """Return the curves' heights at the knots, (p, knots)."""
-    between = np.cumsum((curve[:, 1:-1] + curve[:, 2:]) * (STEP / 2), axis=1)
-    return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
-
-
-def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:
-    """Return the curves' slopes at v (rows, p)."""
-    k = _interval(v)
-    low, high = _ends(k, curve)
-    result: FloatArray = low + (high - low) * np.clip(v - KNOTS[k], 0.0, STEP) / STEP
-    return result
-
-
-def _interval(v: FloatArray) -> IntArray:
-    """Return between which knots v lies, the outer intervals for what is beyond."""
-    return np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
-
-
-def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the slopes at both ends of intervals k (rows, p)."""
-    each = np.arange(k.shape[1])
-    return curve[each, 1 + k], curve[each, 2 + k]
 
 
 def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
@@ -276,6 +246,14 @@ def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
     d = np.clip(v - KNOTS[k], 0.0, STEP)
     inside = _heights(curve)[np.arange(v.shape[1]), k] + d * (low + (high - low) * d / (2 * STEP))
     return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
+
+
+def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:
+    """Return the curves' slopes at v (rows, p)."""
+    k = _interval(v)
+    low, high = _ends(k, curve)
+    result: FloatArray = low + (high - low) * np.clip(v - KNOTS[k], 0.0, STEP) / STEP
+    return result
 
 
 def inverse_curve(y: FloatArray, curve: FloatArray) -> FloatArray:
@@ -289,3 +267,20 @@ def inverse_curve(y: FloatArray, curve: FloatArray) -> FloatArray:
     root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
     d = 2 * up / np.maximum(low + root, 1e-300)
     return KNOTS[k] + d + np.minimum(y - within, 0.0) / low + np.maximum(y - within, 0.0) / high
+
+
+def _heights(curve: FloatArray) -> FloatArray:
+    """Return the curves' heights at the knots, (p, knots)."""
+    between = np.cumsum((curve[:, 1:-1] + curve[:, 2:]) * (STEP / 2), axis=1)
+    return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
+
+
+def _interval(v: FloatArray) -> IntArray:
+    """Return between which knots v lies, the outer intervals for what is beyond."""
+    return np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
+
+
+def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the slopes at both ends of intervals k (rows, p)."""
+    each = np.arange(k.shape[1])
+    return curve[each, 1 + k], curve[each, 2 + k]
