@@ -103,18 +103,21 @@ def test_scans_are_harmonized_as_those_of_the_site_that_is_named(folder, method)
 @pytest.mark.parametrize(("spoil", "fresh", "judged"), [(0, 0, [1]), (1, 0, [0, 1]), (0, 1, [0, 1])])
 def test_a_split_that_is_done_is_not_judged_again(folder, tmp_path, monkeypatch, spoil, fresh, judged):
     (done,) = (folder / "runs").glob("adni-sim-volumes-*-0.json")
-    (tmp_path / done.name).write_text("[{" if spoil else done.read_text())
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / done.name).write_text("[{" if spoil else done.read_text())
     asked = []
 
     def judge(name, seed):
         asked.append(seed)
-        return [{"split": seed, "method": method} for method in volumes.HARMONIZED]
+        return [{"split": seed, "method": method, "scanner": 0.5} for method in volumes.HARMONIZED]
 
     monkeypatch.setattr(volumes, "judge_split", judge)
-    rows = volumes._judged_splits("adni-sim", tmp_path, 2, 1, bool(fresh))
+    monkeypatch.setattr(volumes, "disease_maps", lambda *given: ({}, given[2]))
+    monkeypatch.setattr(volumes, "_detected", lambda *given: pd.DataFrame({"map": ["ours"]}))
+    result = volumes.run_volumes("adni-sim", tmp_path, splits=2, jobs=1, fresh=bool(fresh))
     assert asked == judged
-    assert [row["split"] for row in rows] == [0] * 5 + [1] * 5
-    volumes._judged_splits("adni-sim", tmp_path, 2, 1, False)
+    assert result.splits["split"].tolist() == [0] * 5 + [1] * 5
+    volumes.run_volumes("adni-sim", tmp_path, splits=2, jobs=1)
     assert asked == judged
 
 

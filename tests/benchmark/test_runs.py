@@ -23,7 +23,7 @@ def square():
 
 
 def test_results_are_kept_in_order_and_not_computed_twice(square, tmp_path, capsys):
-    task, _ = square
+    task, calls = square
     wanted = {tmp_path / f"{k}.json": (k,) for k in (3, 1, 2)}
     first = run_all(task, wanted, what="squares", jobs=1, describe=lambda one: f"got {one['square']}")
     assert [one["square"] for one in first] == [9, 1, 4]
@@ -39,7 +39,7 @@ def test_results_are_kept_in_order_and_not_computed_twice(square, tmp_path, caps
 
 
 def test_what_was_done_before_a_run_was_killed_is_kept(square, tmp_path):
-    task, _ = square
+    task, calls = square
     wanted = {tmp_path / f"{k}.json": (k,) for k in (1, 2, -1)}
     with pytest.raises(KeyboardInterrupt):
         run_all(task, wanted, what="squares", jobs=1)
@@ -48,7 +48,7 @@ def test_what_was_done_before_a_run_was_killed_is_kept(square, tmp_path):
 
 
 def test_a_damaged_file_is_made_anew(square, tmp_path):
-    task, _ = square
+    task, calls = square
     path = tmp_path / "2.json"
     path.write_text('{"square": ')
     assert run_all(task, {path: (2,)}, what="squares", jobs=1)[0]["square"] == 4

@@ -18,23 +18,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.benchmark.uci import DatasetSplit
+from equipool.checks import Roles
+from equipool.data.bids import read_bids
 from equipool.data.pooled import PooledDataset
+from equipool.data.presets import read_adcp, read_adni
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 from equipool.files import cache_folder
 from equipool.progress import say
 from equipool.simulate.brains import BRAINS_VERSION, SimulatedBrains, simulate_brains
 
-__all__ = [
-    "BRAINS",
-    "is_brains",
-    "is_whole",
-    "load_brains",
-    "place_of",
-    "scanned_by_all",
-    "simulated_folder",
-    "whole_cohort",
-]
+__all__ = ["BRAINS", "is_brains", "load_brains", "place_of", "scanned_by_all", "whole_cohort"]
 
 Mask = NDArray[np.bool_]
 
@@ -51,13 +45,17 @@ def is_brains(name: str) -> bool:
 
 def load_brains(name: str, seed: int = 0) -> DatasetSplit:
     """Return a random split of a cohort: a fifth to test on, scanners and diagnoses in proportion."""
-    pool, volumes = _cohort(name.removesuffix("-hard"))
+    pool, volumes = whole_cohort(name)
     train, test = pool.split(TEST_SHARE, stratify=("site", "target", "age"), random_state=seed)
-    hard = (
-        apart(pool.C[train, 0], pool.site[train], len(pool.sites)) if name.endswith("-hard") else slice(None)
-    )
-    fitted = train[hard]
+    fitted = train
+    if name.endswith("-hard"):
+        fitted = train[apart(pool.C[train, 0], pool.site[train], len(pool.sites))]
     return DatasetSplit(name, pool[fitted], pool[test], pool[train], volumes=volumes)
+
+
+def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    """Return all participants of a cohort, and their volumes."""
+    return _cohort(name.removesuffix("-hard"))
 
 
 def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDArray[np.bool_]:
@@ -121,36 +119,19 @@ def _simulated(like: str) -> SimulatedBrains:
     return simulate_brains(like, resolution=RESOLUTION, random_state=COHORT_SEED)
 
 
-def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
-    """Return all participants of a cohort, and their volumes."""
-    return _cohort(name.removesuffix("-hard"))
-
-
 @cache
 def _cohort(name: str) -> tuple[PooledDataset, Volumes]:
-    frame, mask = _people(name)
-    pool = PooledDataset.from_frame(
-        frame,
-        site="site",
-        images="path",
-        id="participant_id",
-        covariates="age",
-        target="dx",
-        units={"age": "years"},
-    )
-    volumes = Volumes.build(pool.images or (), mask=mask)
-    return pool, volumes
+    frame, mask = _participants(name)
+    roles: Roles = {"id": "participant_id", "covariates": "age", "target": "dx"}
+    pool = PooledDataset.from_frame(frame, site="site", images="path", units={"age": "years"}, **roles)
+    return pool, Volumes.build(pool.images or (), mask=mask)
 
 
-def _people(name: str) -> tuple[pd.DataFrame, Path | None]:
-    from equipool.data.bids import read_bids
-    from equipool.data.presets import read_adcp, read_adni
-
+def _participants(name: str) -> tuple[pd.DataFrame, Path | None]:
     kind, _, place = name.partition(":")
-    if place:
-        if not Path(place).exists():
-            raise InputError(f"{place} does not exist; give the folder of {kind.upper()}, as {kind}:FOLDER.")
-        frame = read_adni(place) if kind == "adni" else read_adcp(place)
-        return frame, None
-    folder = simulated_folder(kind.removesuffix("-sim"))
-    return read_bids(folder), folder / "derivatives" / "truth" / "mask.nii.gz"
+    if not place:
+        folder = simulated_folder(kind.removesuffix("-sim"))
+        return read_bids(folder), folder / "derivatives" / "truth" / "mask.nii.gz"
+    if not Path(place).exists():
+        raise InputError(f"{place} does not exist; give the folder of {kind.upper()}, as {kind}:FOLDER.")
+    return (read_adni if kind == "adni" else read_adcp)(place), None

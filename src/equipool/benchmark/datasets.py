@@ -29,18 +29,16 @@ def list_datasets() -> list[Row]:
     """Return name, participants, sites, source, and whether it is in the cache, of every dataset."""
     rows: list[Row] = []
     for name in LOADERS:
-        people = 1_000 if name == "german" else 45_222
+        participants = 1_000 if name == "german" else 45_222
         source = "UCI" if "overlap" not in name else "UCI, cut by age"
         raw = [file for file in FILES if file.startswith(f"{name.partition('-')[0]}.")]
-        rows.append((name, people, 2, source, all((cache_folder() / file).is_file() for file in raw)))
+        rows.append((name, participants, 2, source, all((cache_folder() / file).is_file() for file in raw)))
     for name in BRAINS:
+        like = name.partition("-")[0]
         if ":" in name:
             rows.append((name, "yours", "yours", "your folder", False))
             continue
-        like = name.partition("-")[0]
-        cohort = COHORTS[like]
-        people = sum(cohort.patients) + sum(cohort.controls)
-        source = "simulated" + (", cut by age" if name.endswith("-hard") else "")
-        there = is_whole(place_of(like))
-        rows.append((name, people, len(cohort.scanners), source, there))
+        cohort, source = COHORTS[like], "simulated" + (", cut by age" if name.endswith("-hard") else "")
+        participants = sum(cohort.patients) + sum(cohort.controls)
+        rows.append((name, participants, len(cohort.scanners), source, is_whole(place_of(like))))
     return rows

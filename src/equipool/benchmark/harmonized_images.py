@@ -88,34 +88,23 @@ def run_volumes(
 ) -> VolumeResult:
     """Judge harmonized volumes of a cohort on several splits, and t-maps on the whole; write both tables.
 
-    Each split is a file under ``runs`` (:func:`equipool.benchmark.runs.run_all`), so a killed comparison goes
-    on; ``fresh`` judges all of them anew.
+    Each split is a file under ``runs`` (:func:`.run_all`), so a killed comparison goes on.
     """
-    rows = _judged_splits(name, out / "runs", splits, jobs, fresh)
+    stem = file_stem(name)
     pool, volumes = whole_cohort(name)
+    key = fingerprint(name, HARMONIZED, pool.sites, pool.C, pool.site, volumes.mask, volumes.scales)
+    wanted = {out / "runs" / f"{stem}-volumes-{key}-{k}.json": (name, k) for k in range(splits)}
+    say(f"{name}: harmonized volumes of {splits} splits")
+    judged = run_all(judge_split, wanted, what="splits", jobs=jobs, fresh=fresh)
     truth = known_truth(name, volumes)
     say(f"{name}: t-maps")
     maps, harmonized = disease_maps(name, pool, volumes, settings)
-    detected = _detected(maps, truth)
-    result = VolumeResult(name, pd.DataFrame(rows), detected, maps, pool, volumes, harmonized, truth)
-    stem = file_stem(name)
+    rows, detected = pd.DataFrame([row for rows in judged for row in rows]), _detected(maps, truth)
+    result = VolumeResult(name, rows, detected, maps, pool, volumes, harmonized, truth)
     write_whole(out / f"{stem}-volumes.csv", result.splits.to_csv(index=False))
     write_whole(out / f"{stem}-tmaps.csv", result.detected.to_csv(index=False))
     write_whole(out / f"{stem}-volumes.md", result.text)
     return result
-
-
-def _judged_splits(
-    name: str, folder: Path, splits: int, jobs: int | None, fresh: bool
-) -> list[dict[str, Any]]:
-    """Return the rows of all splits; those that are there already are not judged again."""
-    pool, volumes = whole_cohort(name)
-    key = fingerprint(name, HARMONIZED, pool.sites, pool.C, pool.site, volumes.mask, volumes.scales)
-    wanted = {folder / f"{file_stem(name)}-volumes-{key}-{k}.json": (name, k) for k in range(splits)}
-    say(f"{name}: harmonized volumes of {splits} splits")
-    return [
-        row for rows in run_all(judge_split, wanted, what="splits", jobs=jobs, fresh=fresh) for row in rows
-    ]
 
 
 def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
@@ -136,15 +125,17 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
         values = harmonize(volumes, np.arange(len(pool)), pool.site).read()
         blocks = block_means(values, volumes.mask)
         fitted = fit_classifiers(blocks[train], pool.site[train], classifiers=BALANCED)
-        scores = fitted.score(blocks[test], pool.site[test])
-        row: dict[str, Any] = {"split": seed, "method": method, "scanner": _best(scores)}
-        row |= {score.classifier: score.balanced_accuracy for score in scores} | {"scanner_from_age": alone}
-        # Whose chance level is the share of the largest scanner; of the others it is one over their number.
-        plain = fold.site_scores(blocks, UNWEIGHTED)
-        row["scanner_accuracy"] = max(score.accuracy for score in plain)
-        row |= {"largest_scanner": plain[0].chance, "scanner_auc": max(score.auc for score in plain)}
+        scores, plain = fitted.score(blocks[test], pool.site[test]), fold.site_scores(blocks, UNWEIGHTED)
         among_test = fold.site_scores_among_test(blocks, BALANCED[:2])  # a perceptron needs more rows
-        row["scanner_within"] = max(among_test.values(), default=float("nan"))
+        row: dict[str, Any] = {"split": seed, "method": method, "scanner": _best(scores)}
+        row |= {score.classifier: score.balanced_accuracy for score in scores}
+        row |= {
+            "scanner_from_age": alone,
+            "scanner_accuracy": max(score.accuracy for score in plain),
+            "largest_scanner": plain[0].chance,  # the chance level of the accuracy
+            "scanner_auc": max(score.auc for score in plain),
+            "scanner_within": max(among_test.values(), default=float("nan")),
+        }
         if clean is not None and by_all is not None:
             scans = _blocks_by_all(by_all, harmonize, volumes[test], test)
             row["scanner_same_people"] = _best(fitted.score(*scans))
@@ -153,13 +144,14 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
             row["deviation_like_clean"] = correlation_with_clean(*deviations)
         rows.append(row)
     # Of the last method's volumes: with shuffled scanners there is nothing to predict from any.
-    levels: dict[str, list[float]] = {"scanner_shuffled": [], "accuracy_shuffled": []}
+    chance = []
     for k in range(SHUFFLES):
         site = shuffled_sites(pool.site, train, np.random.default_rng((seed, k)))
-        levels["scanner_shuffled"].append(_best(fold.site_scores(blocks, BALANCED, site=site)))
         plain = fold.site_scores(blocks, UNWEIGHTED, site=site)
-        levels["accuracy_shuffled"].append(max(score.accuracy for score in plain))
-    return [row | {name: float(np.mean(values)) for name, values in levels.items()} for row in rows]
+        best = _best(fold.site_scores(blocks, BALANCED, site=site))
+        chance.append((best, max(score.accuracy for score in plain)))
+    names = ("scanner_shuffled", "accuracy_shuffled")
+    return [row | dict(zip(names, np.mean(chance, axis=0).tolist(), strict=True)) for row in rows]
 
 
 def _best(scores: list[SiteScore]) -> float:
@@ -250,8 +242,7 @@ def disease_maps(
     for method in METHODS[:5]:
         estimator = make_method(method, 0, settings_of(name, method, settings))
         estimator.fit(volumes, pool.y, site=pool.site_labels, covariates=pool.C)
-        label = f"{method} rebuilt"
-        maps[label] = mapped(estimator.reconstruct(volumes), everyone, label)
+        maps[f"{method} rebuilt"] = mapped(estimator.reconstruct(volumes), everyone, f"{method} rebuilt")
     return maps, harmonized
 
 
@@ -260,11 +251,8 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     if ":" in name:
         return None
     folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
-    paths = []
-    for path in volumes.paths:
-        stem = path.name.replace("desc-brain", "desc-clean")
-        paths.append(folder / path.parent.parent.name / "anat" / stem)
-    clean = Volumes.build(paths, mask=volumes.mask)
+    names = [(path.parents[1].name, path.name.replace("desc-brain", "desc-clean")) for path in volumes.paths]
+    clean = Volumes.build([folder / person / "anat" / name for person, name in names], mask=volumes.mask)
     return Truth(clean, *disease_truth(folder, volumes.mask))
 
 

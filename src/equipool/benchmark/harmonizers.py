@@ -46,17 +46,7 @@ __all__ = ["HARMONIZERS", "SIMULATED", "make_harmonizer", "read_pool", "run_harm
 FloatArray = NDArray[np.float64]
 Subjects = Mapping[str, NDArray[Any] | None]
 
-HARMONIZERS = (
-    "raw",
-    "combat-nocov",
-    "combat",
-    "combat-gam",
-    "covbat",
-    "covbat-gam",
-    "ours",
-    "ours-y",
-    "clean",
-)
+HARMONIZERS = (*"raw combat-nocov combat combat-gam covbat covbat-gam ours ours-y clean".split(),)
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
 # Sites shift, stretch, mix and bend features; in the second kind also by factors that participants share.
 SIMULATED_KINDS: dict[str, dict[str, Any]] = {

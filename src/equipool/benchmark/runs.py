@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from equipool.benchmark.methods import METHODS_VERSION
 from equipool.files import write_whole
 from equipool.judge.scores import SCORES_VERSION
 from equipool.parallel import fan_out
-from equipool.progress import duration, say
+from equipool.progress import Progress, duration, say
 from equipool.simulate.brains import BRAINS_VERSION
 from equipool.version import __version__
 
@@ -39,7 +38,7 @@ def run_all(
     task: Callable[..., Any],
     wanted: Mapping[Path, tuple[Any, ...]],
     *,
-    what: str,
+    what: str = "",
     jobs: int | None = None,
     fresh: bool = False,
     describe: Callable[[Any], str] | None = None,
@@ -54,15 +53,15 @@ def run_all(
     wanted
         The arguments of each task by the file of its result.
     what, describe
-        For messages: what the tasks are called, and one line on a result.
+        For messages, if given: what the tasks are called, and one line on a result.
     fresh
         Whether to run all tasks anew.
     """
     results = {path: None if fresh else kept(path) for path in wanted}
     todo = [path for path, result in results.items() if result is None]
-    if len(todo) < len(wanted):
+    if what and len(todo) < len(wanted):
         say(f"{len(wanted) - len(todo)} of {len(wanted)} {what} are there already")
-    start = time.perf_counter()
+    progress = Progress(what, len(todo))
     found = fan_out(_with_path, ((task, path, wanted[path]) for path in todo), jobs=jobs)
     for done, (path, result) in enumerate(found, start=1):
         if isinstance(result, tuple):
@@ -70,9 +69,9 @@ def run_all(
             write_whole(path.with_suffix(".npz"), beside)
         write_whole(path, json.dumps(result))
         results[path] = result
-        remaining = (time.perf_counter() - start) / done * (len(todo) - done)
-        line = what if describe is None else describe(result)
-        say(f"[{done}/{len(todo)}] {line}; about {duration(remaining)} left")
+        if what:
+            line = what if describe is None else describe(result)
+            say(f"[{done}/{len(todo)}] {line}; about {duration(progress.remaining(done))} left")
     return list(results.values())
 
 

@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from equipool.benchmark.methods import METHODS, make_method, read_settings, settings_text
-from equipool.benchmark.runs import fingerprint
+from equipool.benchmark.runs import fingerprint, run_all
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-from equipool.parallel import fan_out
 from equipool.progress import Progress, duration, say
-
-if TYPE_CHECKING:
-    import optuna
 
 __all__ = ["SPACE", "choose", "search_space", "select"]
 
@@ -31,10 +27,7 @@ __all__ = ["SPACE", "choose", "search_space", "select"]
 SPACE: dict[str, dict[str, list[Any]]] = {
     "*": {"encoder": ["mlp", "linear"], "hidden": [64, 128], "weight_decay": [0.0, 1.0, 5.0]},
     "naive": {},
-    "mmd": {"invariance": [0.1, 0.3, 1.0, 3.0]},
-    "cai": {"invariance": [0.1, 0.3, 1.0, 3.0]},
-    "ss": {"invariance": [0.1, 0.3, 1.0, 3.0]},
-    "rm": {"invariance": [0.1, 0.3, 1.0, 3.0]},
+    **{method: {"invariance": [0.1, 0.3, 1.0, 3.0]} for method in ("mmd", "cai", "ss", "rm")},
     "paper": {"mmd": [0.03, 0.1, 0.3, 1.0], "latent_reconstruction": [0.01, 0.1]},
     "ours": {"power": [6.0, 10.0, 14.0], "adversary": [0.1, 0.2, 0.5], "mmd": [0.3, 1.0, 3.0]},
 }
@@ -63,19 +56,20 @@ def select(
 ) -> dict[str, dict[str, Any]]:
     """Search settings for each method; write ``trials.csv`` and ``settings.json``, and return the settings.
 
-    Trials are kept in a journal for each method, so a killed search goes on where it stopped and ends with
-    the settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
+    Each fit is a file under ``trials`` (:func:`.run_all`), so a killed search goes on where it stopped and
+    ends with the settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance must be a share of the best accuracy, from 0 to 1. Got {tolerance}.")
     if trials < 1:
         raise InputError(f"trials must be at least 1. Got {trials}.")
-    spaces = {method: search_space(method) for method in methods}
-    out.mkdir(parents=True, exist_ok=True)
+    for method in methods:
+        search_space(method)
+    parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
     chosen: dict[str, dict[str, Any]] = {}
     tables = []
-    for method, space in spaces.items():
-        table = _search(dataset, method, space, out, trials=trials, seeds=seeds, splits=splits, jobs=jobs)
+    for method in methods:
+        table = _search(dataset, method, out / "trials", trials=trials, parts=parts, jobs=jobs)
         best = choose(table, tolerance)
         table.insert(0, "method", method)
         tables.append(table.assign(chosen=table.index == best))
@@ -107,79 +101,43 @@ def choose(table: pd.DataFrame, tolerance: float) -> int:
 
 
 def _search(
-    dataset: str,
-    method: str,
-    space: Mapping[str, list[Any]],
-    out: Path,
-    *,
-    trials: int,
-    seeds: int,
-    splits: int,
-    jobs: int | None,
+    dataset: str, method: str, folder: Path, *, trials: int, parts: list[tuple[int, int]], jobs: int | None
 ) -> pd.DataFrame:
-    """Run the trials that the journal does not hold yet; return all."""
+    """Run the trials of one method; those that are there already are read, and give the same next ones."""
     import optuna
 
-    parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
-    study = _study(out / f"{dataset}-{method}.journal", _name(dataset, method, space, parts))
-    progress = Progress(method, trials - len(_complete(study)))
-    while len(done := _complete(study)) < trials:
-        # Seeded by the number of trials, so that a search that was killed goes on as it would have.
-        study.sampler = optuna.samplers.TPESampler(seed=len(done), multivariate=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study, space = optuna.create_study(directions=["maximize", "minimize"]), search_space(method)
+    progress, rows = Progress(method, trials), []
+    for k in range(trials):
+        # Seeded by the number of the trial, so that a search that was killed goes on as it would have.
+        study.sampler = optuna.samplers.TPESampler(seed=k, multivariate=True)
         trial = study.ask()
         parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
         changes = {**_fixed(dataset), **parameters}
-        # Sorted, whichever came first: sums of floats depend on the order.
-        judged = sorted(fan_out(_judge, ((dataset, method, changes, *part) for part in parts), jobs=jobs))
-        acc, auc = np.mean(judged, axis=0).tolist()
-        trial.set_user_attr("acc", acc)
-        trial.set_user_attr("auc", auc)
+        settings = settings_text(make_method(method, 0, changes))
+        wanted = {
+            folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json": (
+                *(dataset, method, changes),
+                *part,
+            )
+            for part in parts
+        }
+        acc, auc = np.mean(run_all(_judge, wanted, jobs=jobs), axis=0).tolist()
         study.tell(trial, [acc, abs(auc - 0.5)])
-        left = progress.remaining(progress.total - (trials - len(done) - 1))
+        rows.append({"acc": acc, "auc": auc, "parameters": parameters})
         say(
-            f"[{len(done) + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
-            f"about {duration(left)} left for {method}"
+            f"[{k + 1}/{trials}] {dataset} {method}: ACC {acc:.1f}, AUC {auc:.3f} {parameters}; "
+            f"about {duration(progress.remaining(k + 1))} left for {method}"
         )
-    trials_done = _complete(study)[:trials]
-    table = pd.DataFrame([trial.user_attrs for trial in trials_done], columns=["acc", "auc"])
-    return table.assign(parameters=[trial.params for trial in trials_done])
-
-
-def _study(journal: Path, name: str) -> optuna.Study:
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # The lock by opening a file works where links do not, and is not left behind on the disk of a cluster.
-    backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal)))
-    return optuna.create_study(
-        storage=JournalStorage(backend),
-        study_name=name,
-        directions=["maximize", "minimize"],
-        load_if_exists=True,
-    )
-
-
-def _complete(study: optuna.Study) -> list[Any]:
-    import optuna
-
-    return study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
-
-
-def _name(dataset: str, method: str, space: Mapping[str, list[Any]], parts: Sequence[Any]) -> str:
-    """Name a study by all that decides its trials; others start another study in the same file."""
-    settings = settings_text(make_method(method, 0, _fixed(dataset)))
-    return f"{dataset}-{method}-{fingerprint(dataset, sorted(space.items()), list(parts), settings)}"
+    return pd.DataFrame(rows)
 
 
 def _fixed(dataset: str) -> dict[str, Any]:
     return {"steps": STEPS[dataset]} if dataset in STEPS else {}
 
 
-def _judge(
-    dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int
-) -> tuple[float, float]:
+def _judge(dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int) -> list[float]:
     """Fit on a part of the training rows; return accuracy in percent and the best AUC on the rest."""
     from equipool.benchmark.datasets import load_dataset
     from equipool.judge.classifiers import classify_site
@@ -191,4 +149,4 @@ def _judge(
     estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
     codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
     auc = max(score.auc for score in classify_site(*codes, seed=seed))
-    return 100 * float((estimator.predict(rest.X) == rest.y).mean()), auc
+    return [100 * float((estimator.predict(rest.X) == rest.y).mean()), auc]

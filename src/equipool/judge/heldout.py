@@ -120,42 +120,30 @@ class Fold:
         return classify_site(x[train], site[train], x[test], true[test], classifiers=classifiers, seed=seed)
 
     def site_scores_among_test(
-        self,
-        x: FloatArray,
-        classifiers: Iterable[str] = AMONG_TEST,
-        *,
-        shuffled: bool = False,
-        seed: int = 0,
+        self, x: FloatArray, classifiers: Iterable[str] = AMONG_TEST, *, shuffled: bool = False, seed: int = 0
     ) -> dict[str, float]:
         """Return balanced accuracies of classifiers that are cross-validated within the test rows.
 
         A harmonizer makes the sites of its training rows alike by construction, so that classifiers fitted on
-        these may miss how far the sites of new participants are apart. Nothing is returned where a site has
-        too few test participants.
+        these may miss how far the sites of new participants are apart. Participants are dealt into parts; if
+        a site is in one part alone, nothing is returned.
         """
         rng = np.random.default_rng(seed)
-        part = self._parts_of_test(rng)
-        if part is None:
+        site = self.pool.site[self.test]
+        _, first, number = np.unique(self.participant[self.test], return_index=True, return_inverse=True)
+        fewest = int(_participants_by_site(site, number)[np.unique(site)].min())
+        part = deal([site[first]], [], min(MOST_PARTS, max(fewest, 2)), int(rng.integers(2**31)))[number]
+        if any(len(np.unique(part[site == s])) < 2 for s in np.unique(site)):
             return {}
-        true = self.pool.site[self.test].astype(str)
+        true = site.astype(str)
         predicted = {name: np.empty_like(true) for name in classifiers}
         for k in np.unique(part):
             fit, rest = self.test[part != k], self.test[part == k]
-            site = shuffled_sites(self.pool.site, fit, rng) if shuffled else self.pool.site
-            fitted = fit_classifiers(x[fit], site[fit], classifiers=classifiers, seed=seed)
-            for name, labels in fitted.predict(x[rest]).items():
-                predicted[name][part == k] = labels
-        return {name: float(balanced_accuracy_score(true, labels)) for name, labels in predicted.items()}
-
-    def _parts_of_test(self, rng: np.random.Generator) -> IntArray | None:
-        """Deal the test participants into parts such that no site is in one part alone."""
-        site, participant = self.pool.site[self.test], self.participant[self.test]
-        fewest = int(_participants_by_site(site, participant)[np.unique(site)].min())
-        if fewest < 2:
-            return None
-        _, first, number = np.unique(participant, return_index=True, return_inverse=True)
-        part = deal([site[first]], [], min(MOST_PARTS, fewest), int(rng.integers(2**31)))[number]
-        return part if all(len(np.unique(part[site == s])) > 1 for s in np.unique(site)) else None
+            labels = shuffled_sites(self.pool.site, fit, rng) if shuffled else self.pool.site
+            fitted = fit_classifiers(x[fit], labels[fit], classifiers=classifiers, seed=seed)
+            for name, values in fitted.predict(x[rest]).items():
+                predicted[name][part == k] = values
+        return {name: float(balanced_accuracy_score(true, values)) for name, values in predicted.items()}
 
     def number_scores(self, x: FloatArray, values: FloatArray) -> dict[str, float]:
         """Return R² of a ridge regression of values: overall, within sites, and at left-out sites."""
@@ -187,8 +175,8 @@ class HeldOut:
     Attributes
     ----------
     site_scores
-        stage, classifier, fitted_on (``"training participants"``, whom the harmonizer was fitted on too, or
-        ``"held-out participants"``, others of the same fold), mean and sd over folds of the balanced accuracy.
+        stage, classifier, fitted_on (``"training participants"``, those of the harmonizer, or ``"held-out
+        participants"``, others of the same fold), mean and sd over folds of the balanced accuracy.
     signals
         what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, before_sd, after,
         after_sd, change, change_sd over folds.
@@ -286,14 +274,10 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
 
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
     """Predict each covariate and the target from features alone."""
-    numbers = 0
     for name, values, is_class in _variables(fold.pool):
-        numbers += not is_class
         score = fold.class_scores if is_class else fold.number_scores
         before, after = (score(x, values) for x in features.values())
         for where, value in before.items():
-            if where == "left-out sites" and numbers > 1:
-                continue
             row = {"what": name, "measure": "AUC" if is_class else "R²", "where": where}
             yield row | {"before": value, "after": after[where], "change": after[where] - value}
 

@@ -27,22 +27,12 @@ from equipool.randomness import seed_for
 __all__ = [
     "SCORES_VERSION",
     "Columns",
-    "Discrepancy",
-    "adjusted",
-    "age_from_tau",
     "auc",
-    "correlation_with_clean",
     "delta_eq",
     "discrepancy",
-    "equivariance_of",
-    "left_out_site_r2",
     "mmd_measure",
     "normalise_rows",
     "r2",
-    "r2_with_clean",
-    "ridge",
-    "site_shares",
-    "within_site_r2",
 ]
 
 SCORES_VERSION = 1  # raise it when a score or a classifier changes: results that were kept are computed anew
@@ -226,79 +216,55 @@ def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> floa
     sites do not differ, and may come out slightly negative. The V-statistic (``unbiased=False``) adds about
     one over the rows of the smallest site, more for codes that spread.
     """
-    rows, member, count = _compared(z, site)
-    return _mean_of_pairs(_sums_by_site(rows, member[None], count)[0], member, count, unbiased)
+    result = discrepancy(z, site, draws=0)
+    return result.unbiased if unbiased else result.biased
 
 
 @dataclass(frozen=True, eq=False)
 class Discrepancy:
-    """M of some codes, the V-statistic beside, and M where the sites were shuffled: by chance, (draws,)."""
+    """M (:func:`mmd_measure`), its V-statistic, and M where the sites were shuffled: by chance, (draws,)."""
 
     unbiased: float
     biased: float
-    shuffled: NDArray[np.float64]
+    shuffled: FloatArray
 
 
 def discrepancy(z: ArrayLike, site: ArrayLike, *, draws: int = 50, seed: int = 0) -> Discrepancy:
-    """Return M both ways (:func:`mmd_measure`) and what it is by chance; the kernel is summed once."""
-    rows, member, count = _compared(z, site)
-    rng = np.random.default_rng(seed_for(seed, "shuffled"))
-    shuffled = [member[torch.from_numpy(rng.permutation(len(member)))] for _ in range(draws)]
-    true, *others = _sums_by_site(rows, torch.stack([member, *shuffled]), count)
-    return Discrepancy(
-        _mean_of_pairs(true, member, count, unbiased=True),
-        _mean_of_pairs(true, member, count, unbiased=False),
-        np.array([_mean_of_pairs(gram, member, count, unbiased=True) for gram in others]),
-    )
-
-
-def _compared(z: ArrayLike, site: ArrayLike) -> tuple[Tensor, Tensor, int]:
-    """Return the normalised rows whose pairs are compared, the numbers of their sites, and how many sites."""
+    """Return M and what it is by chance; the kernel is computed once."""
     names, codes = np.unique(np.asarray(site).astype(str), return_inverse=True)
     if len(names) < 2:
         raise InputError(f"M compares sites; give at least 2. Got {len(names)}.")
     some = _sample(codes)
-    return torch.from_numpy(normalise_rows(np.asarray(z)[some])), torch.from_numpy(codes[some]), len(names)
-
-
-def _sums_by_site(rows: Tensor, members: Tensor, count: int) -> Tensor:
-    """Return the kernel summed over pairs of rows by their sites, (draws, sites, sites).
-
-    Each row of ``members`` assigns the rows to sites.
-    """
-    belongs = torch.nn.functional.one_hot(members.mT, count).to(rows.dtype)  # (rows, draws, sites)
-    grams = rows.new_zeros(len(members), count, count)
+    rows, member = torch.from_numpy(normalise_rows(np.asarray(z)[some])), codes[some]
+    rng = np.random.default_rng(seed_for(seed, "shuffled"))
+    members = np.stack([member, *(rng.permutation(member) for _ in range(draws))], axis=1)
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(members)).to(rows.dtype)  # (rows, draws, sites)
+    sums = rows.new_zeros(1 + draws, len(names), len(names))  # of the kernel, by the sites of both rows
     for a, b, times in _blocks(len(rows)):
-        half = (_kernel(rows[a], rows[b]) @ belongs[b].flatten(1)).unflatten(1, belongs.shape[1:])
-        by_site = torch.einsum("rds,rdt->dst", belongs[a], half)
-        grams += by_site if times == 1 else by_site + by_site.mT
-    return grams
-
-
-def _mean_of_pairs(gram: Tensor, member: Tensor, count: int, unbiased: bool) -> float:
-    """Return equation (7) averaged over pairs of sites, from sums of the kernel."""
-    sizes = torch.bincount(member, minlength=count).to(torch.float64)
-    within = gram.diagonal() / sizes**2
-    if unbiased:
-        # k(z, z) = 1; a site of one row has no pairs.
-        within = torch.where(sizes > 1, (gram.diagonal() - sizes) / (sizes * (sizes - 1)), 1.0)
-    between = gram / torch.outer(sizes, sizes)
-    total = (count - 1) * within.sum() - (between.sum() - between.diagonal().sum())
-    return (total / (count * (count - 1) / 2)).item()
-
-
-def _kernel(a: Tensor, b: Tensor) -> Tensor:
-    return torch.exp(-6 / a.shape[1] * torch.cdist(a, b).square())
+        kernel = torch.exp(-6 / rows.shape[1] * torch.cdist(rows[a], rows[b]).square())
+        half = (kernel @ one_hot[b].flatten(1)).unflatten(1, one_hot.shape[1:])
+        block = torch.einsum("rds,rdt->dst", one_hot[a], half)
+        sums += block if times == 1 else block + block.mT
+    sizes = one_hot[:, 0].sum(dim=0)
+    diagonal = sums.diagonal(dim1=1, dim2=2)
+    # k(z, z) = 1; a site of one row has no pairs.
+    within = torch.where(sizes > 1, (diagonal - sizes) / (sizes * (sizes - 1)).clamp(min=1), 1.0)
+    between = (sums / torch.outer(sizes, sizes)).sum(dim=(1, 2)) - (diagonal / sizes**2).sum(dim=1)
+    pairs = len(names) * (len(names) - 1) / 2
+    unbiased, biased = (
+        (((len(names) - 1) * same.sum(dim=1) - between) / pairs).numpy()
+        for same in (within, diagonal / sizes**2)
+    )
+    return Discrepancy(float(unbiased[0]), float(biased[0]), unbiased[1:])
 
 
 def _blocks(rows: int) -> list[tuple[slice, slice, int]]:
     """Return blocks of pairs and how often each counts: pairs (i, j) and (j, i) are the same."""
-    starts = range(0, rows, BLOCK)
-    parts = [slice(start, start + BLOCK) for start in starts]
+    parts = [slice(start, start + BLOCK) for start in range(0, rows, BLOCK)]
     return [(a, b, 1 if a is b else 2) for k, a in enumerate(parts) for b in parts[k:]]
 
 
-def _sample(codes: NDArray[np.intp]) -> NDArray[np.intp]:
+def _sample(codes: IntArray) -> IntArray:
     """Return the rows whose pairs are compared: all, or ``MOST``, of each site its share and at least 2."""
     if len(codes) <= MOST:
         return np.arange(len(codes))
@@ -320,16 +286,15 @@ def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatAr
     below 0 it is given as 0. With ``rows``, in these rows; the trend of the covariates is still that of all.
     """
     rows = np.arange(len(pool)) if rows is None else rows
-    site, residuals = pool.site[rows], adjusted(pool, x)[rows]
+    residuals = adjusted(pool, x)[rows]
     residuals = residuals - residuals.mean(axis=0)
+    groups = [residuals[pool.site[rows] == k] for k in np.unique(pool.site[rows])]
     total = (residuals**2).sum(axis=0)
-    present = np.unique(site)
-    between = sum((site == k).sum() * residuals[site == k].mean(axis=0) ** 2 for k in present)
-    error = (total - between) / max(len(rows) - len(present), 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (between - (len(present) - 1) * error) / (total + error)
-    result: FloatArray = np.where(total > 1e-12 * (x[rows] ** 2).sum(axis=0), np.clip(share, 0.0, 1.0), 0.0)
-    return result
+    between = sum(len(group) * group.mean(axis=0) ** 2 for group in groups)
+    error = (total - between) / max(len(rows) - len(groups), 1)
+    varies = total > 1e-12 * (x[rows] ** 2).sum(axis=0)
+    share: FloatArray = (between - (len(groups) - 1) * error) / np.where(varies, total + error, 1.0)
+    return np.where(varies, np.clip(share, 0.0, 1.0), 0.0)
 
 
 def adjusted(pool: PooledDataset, x: FloatArray) -> FloatArray:

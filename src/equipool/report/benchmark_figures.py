@@ -32,8 +32,8 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
     figures: dict[str, Figure] = {}
     for dataset, part in runs.groupby("dataset", sort=False):
         stem = file_stem(str(dataset))
-        methods = [m for m in ("naive", "paper", "ours") if m in set(part["method"])]
-        paths = {m: out / "runs" / f"{stem}-{m}-0.npz" for m in methods}
+        files = part[part["seed"] == 0].set_index("method")["tau_file"]
+        paths = {m: out / "runs" / files[m] for m in ("naive", "paper", "ours") if m in files}
         vectors = {m: dict(np.load(path)) for m, path in paths.items() if path.is_file()}
         if vectors and not str(dataset).startswith(OVERLAP):
             figures[f"{stem}-tau"] = tau_figure(vectors, part.groupby("method")["age_rank"].mean())
