@@ -1,9 +1,9 @@
-"""An encoder of one's own
-=======================
+"""A custom encoder
+================
 
-Any torch module that takes scaled features (rows, features) to (rows, n_latent) can be the encoder. Here
-two halves of a table have networks of their own. Whatever the module, the code turns with age exactly,
-because that is built into Φ and not learned.
+Any torch module that takes scaled features (rows, features) to (rows, n_latent) can be the encoder. Here each
+half of a table has its network. Whatever the module, the code turns with age exactly, because that is built
+into Φ and not learned.
 """
 
 # %%
@@ -49,12 +49,12 @@ for name, pooler in poolers.items():
     pooler.fit(pool.X[train], pool.y[train], site=pool.site_labels[train], covariates=pool.C[train])
     codes = [pooler.transform(pool.X[rows]) for rows in (train, test)]
     site = max(r.auc for r in site_readers(codes[0], pool.site[train], codes[1], pool.site[test]))
-    right = pooler.score(pool.X[test], pool.y[test])
-    print(f"{name:11s} diagnosis right {right:.0%}, site read with AUC {site:.2f}")
+    accuracy = pooler.score(pool.X[test], pool.y[test])
+    print(f"{name:11s} diagnosis: accuracy {accuracy:.0%}; site, best of three classifiers: AUC {site:.2f}")
 
 # %%
-# The code is equivariant at held-out people's latents, to rounding, though neither module knows of it.
-# How well the age is read from new people is another matter: that is learned.
+# The code is equivariant at the latents of held-out participants, to rounding, whatever the modules. How well
+# the age of new participants is predicted is another matter: that is learned.
 
 pooler = poolers["two halves"]
 one, two = pooler.network_.one, pooler.network_.two
@@ -63,12 +63,12 @@ latents = one.latent(scaled).detach()
 error = equivariance_error(lambda latent: two.phi(*one.tau.at_reference(latent)), one.action, inputs=latents)
 print(f"equivariance error of the code: {error:.1e}")
 
-now = pooler.read_covariates(pool.X[test])[:, 0]
+predicted = pooler.read_covariates(pool.X[test])[:, 0]
 figure, panel = plt.subplots(figsize=(4.5, 4), layout="constrained")
 for site, colour in zip(pool.sites, ("#0072B2", "#E69F00", "#009E73"), strict=True):
-    own = pool.site_labels[test] == site
-    panel.plot(pool.C[test][own, 0], now[own], ".", color=colour, label=site)
+    here = pool.site_labels[test] == site
+    panel.plot(pool.C[test][here, 0], predicted[here], ".", color=colour, label=site)
 panel.axline((55, 55), slope=1, color="#5C5C5C", linewidth=0.8)
-panel.set(xlabel="age (years)", ylabel="age read by τ, held-out people", title="encoder of two halves")
+panel.set(xlabel="age (years)", ylabel="age predicted by τ (held out)", title="encoder of two halves")
 panel.legend(frameon=False)
 plt.show()

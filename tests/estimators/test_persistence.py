@@ -118,7 +118,7 @@ def test_files_that_are_not_as_they_were_written_are_refused(damage, model):
 
 
 def changed(facts, path, value):
-    """Return facts with one value changed; a value of ``...`` is left out."""
+    """Return facts with one value changed; ``...`` removes it."""
     *above, last = path
     place = facts
     for name in above:
@@ -283,7 +283,7 @@ class Learned:
     moved_: NDArray[np.bool_] = field(metadata={"dimensions": ("inputs",), "counts": "features"})
     encoding_: Encoding
     model_: Model
-    effects_: pd.DataFrame = field(metadata={"columns": {"site": str, "shift": float, "known": bool}})
+    effects_: pd.DataFrame = field(metadata={"columns": {"site": str, "shift": float, "tested": bool}})
 
 
 class Harmonizer(BaseEstimator):
@@ -320,7 +320,7 @@ def harmonizer(monkeypatch):
         gain=True,
         kind="b",
     )
-    one.effects_ = pd.DataFrame({"site": ["GE", "Siemens"], "shift": [0.1, -0.1], "known": [True, False]})
+    one.effects_ = pd.DataFrame({"site": ["GE", "Siemens"], "shift": [0.1, -0.1], "tested": [True, False]})
     return one
 
 
@@ -395,7 +395,7 @@ def test_arrays_of_effects_are_checked(harmonizer, tmp_path, path, change):
         (("model_", "kind"), ["a"]),
         (("effects_", "shift"), [0.1]),
         (("effects_", "shift"), [0.1, "0"]),
-        (("effects_", "known"), ...),
+        (("effects_", "tested"), ...),
         (("effects_", "more"), [1, 2]),
     ],
 )

@@ -10,7 +10,7 @@ KINDS = {
     "spread": CovariateAction.spread,
     "all-ones": CovariateAction.all_ones,
     "ambient": lambda n, k: CovariateAction.all_ones(n, k, coordinates="ambient"),
-    "own": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
+    "given": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
 }
 kinds = st.sampled_from(sorted(KINDS))
 

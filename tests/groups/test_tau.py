@@ -23,7 +23,7 @@ def network(n, m=None, dtype=torch.float64):
 
 
 def inputs_for(tau, samples=128):
-    """Uniform on the sphere where τ is exact everywhere, else where an encoder would place people."""
+    """Uniform on the sphere where τ is exact everywhere, else where an encoder would place participants."""
     n = tau.action.n
     if tau.exact_everywhere:
         return tau.to_sphere(random_latents(samples, n))

@@ -42,20 +42,20 @@ def often(monkeypatch):
 
 
 def fit(pool, kind="ours", **changes):
-    make, own = KINDS[kind]
-    return make(**{**SETTINGS, **own, **changes}).fit(
+    make, settings = KINDS[kind]
+    return make(**{**SETTINGS, **settings, **changes}).fit(
         pool.X, pool.y, site=pool.site_labels, covariates=pool.C
     )
 
 
 def killed_after(steps, monkeypatch, pool, kind, folder):
     """Fit until some step of the loop, wherever it is, and end there."""
-    left = iter(range(steps))
+    remaining = iter(range(steps))
     count = training._State.count
 
     def step(state, terms):
         count(state, terms)
-        if next(left, None) is None:
+        if next(remaining, None) is None:
             raise KilledError
 
     with monkeypatch.context() as patch:
@@ -172,7 +172,7 @@ def test_a_saved_model_does_not_name_the_folder(pool, tmp_path):
 
 
 def test_a_process_ended_by_force_goes_on(pool, tmp_path):
-    """SIGKILL at a random moment, in a process of its own; nothing stray is left in the end."""
+    """SIGKILL at a random moment, in another process; no stray file remains."""
     np.savez(tmp_path / "pool.npz", X=pool.X, y=pool.y.astype(str), site=pool.site, C=pool.C)
     script = (
         "import sys, numpy as np\n"
@@ -180,26 +180,26 @@ def test_a_process_ended_by_force_goes_on(pool, tmp_path):
         "from equipool.nn import checkpoints\n"
         "checkpoints.SECONDS = 0\n"
         "with np.load(sys.argv[1]) as p:\n"
-        "    NaivePooler(steps=300, patience=99, checkpoint=sys.argv[2]).fit(\n"
+        "    NaivePooler(steps=120, patience=99, checkpoint=sys.argv[2]).fit(\n"
         "        p['X'], p['y'], site=p['site'], covariates=p['C'])\n"
     )
     folder = tmp_path / "kept"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "pool.npz"), str(folder)])
     while process.poll() is None and not (folder / "checkpoint.json").is_file():
         time.sleep(0.01)
-    time.sleep(random.random())
+    time.sleep(0.4 * random.random())
     process.kill()
     process.wait()
     given = pool.X, pool.y.astype(str)
     more = {"site": pool.site, "covariates": pool.C}
-    naive = NaivePooler(steps=300, patience=99)
-    gone_on = NaivePooler(steps=300, patience=99, checkpoint=folder).fit(*given, **more)
+    naive = NaivePooler(steps=120, patience=99)
+    gone_on = NaivePooler(steps=120, patience=99, checkpoint=folder).fit(*given, **more)
     same(gone_on, naive.fit(*given, **more))
     assert len(list(folder.iterdir())) == 2
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, pool):
-    """The second is told; a kill of the first leaves nothing that would keep it out."""
+    """The second gets an error; after a kill of the first, nothing keeps it out."""
     folder = tmp_path / "kept"
     script = (
         "import sys, time\n"

@@ -48,44 +48,44 @@ def runs(tmp_path_factory):
 
 
 def test_losses_and_gradients_are_those_of_the_whole_batch(runs):
-    found, _ = runs
-    for name in (name for name in found["0-of-1"].files if name.startswith("loss")):
+    results, _ = runs
+    for name in (name for name in results["0-of-1"].files if name.startswith("loss")):
         for process in ("0-of-2", "1-of-2"):
-            np.testing.assert_allclose(found[process][name], found["0-of-1"][name], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(results[process][name], results["0-of-1"][name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_hundred_steps_end_with_the_same_parameters(runs):
-    found, _ = runs
-    for name in (name for name in found["0-of-1"].files if name.startswith(("parameters", "history"))):
-        np.testing.assert_allclose(found["0-of-2"][name], found["0-of-1"][name], rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(found["1-of-2"][name], found["0-of-2"][name])
+def test_training_ends_with_the_same_parameters(runs):
+    results, _ = runs
+    for name in (name for name in results["0-of-1"].files if name.startswith(("parameters", "history"))):
+        np.testing.assert_allclose(results["0-of-2"][name], results["0-of-1"][name], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(results["1-of-2"][name], results["0-of-2"][name])
 
 
 def test_pairs_that_are_shared_out_have_the_same_median(runs):
-    found, _ = runs
-    for name in (name for name in found["0-of-1"].files if name.startswith("median")):
+    results, _ = runs
+    for name in (name for name in results["0-of-1"].files if name.startswith("median")):
         for process in ("0-of-2", "1-of-2"):
-            assert found[process][name] == found["0-of-1"][name]
+            assert results[process][name] == results["0-of-1"][name]
 
 
 def test_closed_forms_of_volumes_are_shared_out(runs):
-    found, _ = runs
-    names = [name for name in found["0-of-1"].files if name.startswith("closed form")]
+    results, _ = runs
+    names = [name for name in results["0-of-1"].files if name.startswith("closed form")]
     assert len(names) > 10
     for name in names:
         # Directions and axes are given up to their sign; what is made of them is not.
-        given = np.abs(found["0-of-1"][name]) if "directions" in name else found["0-of-1"][name]
-        other = np.abs(found["0-of-2"][name]) if "directions" in name else found["0-of-2"][name]
+        given = np.abs(results["0-of-1"][name]) if "directions" in name else results["0-of-1"][name]
+        other = np.abs(results["0-of-2"][name]) if "directions" in name else results["0-of-2"][name]
         np.testing.assert_allclose(other, given, rtol=1e-6, atol=1e-6 * np.abs(given).max())
-        np.testing.assert_array_equal(found["1-of-2"][name], found["0-of-2"][name])
-    read = [int(found[f"{k}-of-2"][f"scans read by {k}"]) for k in range(2)]
-    assert sum(read) == int(found["0-of-1"]["scans read by 0"])
+        np.testing.assert_array_equal(results["1-of-2"][name], results["0-of-2"][name])
+    read = [int(results[f"{k}-of-2"][f"scans read by {k}"]) for k in range(2)]
+    assert sum(read) == int(results["0-of-1"]["scans read by 0"])
     assert max(read) < 0.75 * sum(read)
 
 
 def test_one_of_them_writes_the_model(runs):
     _, out = runs
-    pool = ep.simulate_table(overlap=0.5, people=150, features=12).pool
+    pool = ep.simulate_table(overlap=0.5, people=70, features=8).pool
     one, two = (ep.load(out / f"model-{size}") for size in (1, 2))
     np.testing.assert_allclose(two.transform(pool.X), one.transform(pool.X), atol=1e-4)
     assert sorted(path.name for path in (out / "model-2").iterdir()) == ["model.json", "model.safetensors"]
@@ -100,7 +100,7 @@ def test_a_process_on_its_own_has_the_whole_batch(monkeypatch):
     assert distributed.share(b"bytes") == b"bytes"
 
 
-def test_processes_that_do_not_know_of_each_other_are_told(monkeypatch):
+def test_processes_without_start_get_a_warning(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     pool = ep.simulate_table(people=20, features=4).pool

@@ -19,7 +19,7 @@ ACTIONS = {
     "all-ones": lambda n, k: CovariateAction.all_ones(n, k),
     "ambient": lambda n, k: CovariateAction.all_ones(n, k, coordinates="ambient"),
     "spread": lambda n, k: CovariateAction.spread(n, k),
-    "own": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
+    "given": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
 }
 
 

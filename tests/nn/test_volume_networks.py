@@ -67,12 +67,12 @@ def test_networks_for_volumes_stay_in_single_precision(mask):
 
 
 def test_modules_of_the_user_are_copied(mask):
-    own, back = Seen(), nn.Linear(2, int(mask.sum()))
-    encoder, decoder = coders(own, int(mask.sum()), 2, mask=mask, decoder=back)
+    encoder_given, back = Seen(), nn.Linear(2, int(mask.sum()))
+    encoder, decoder = coders(encoder_given, int(mask.sum()), 2, mask=mask, decoder=back)
     with torch.no_grad():
         for parameter in (*encoder.parameters(), *decoder.parameters()):
             parameter.add_(1.0)
-    assert own.weight.item() == 2.0
+    assert encoder_given.weight.item() == 2.0
     assert not torch.equal(decoder.body.weight, back.weight)
 
 

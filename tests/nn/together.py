@@ -26,11 +26,11 @@ from equipool.nn.resnet import ResNet3d
 from equipool.sites.volume_model import fit_volume_sites
 
 ESTIMATORS = {
-    "ours": models.EquivariantPooler(steps=50, batch_size=128, stop_early=True),  # of each stage
-    "transported": models.EquivariantPooler(steps=5, batch_size=50, match="transported"),
-    "cai": models.CAIPooler(steps=100, batch_size=128),
-    "ss": models.SubsamplingPooler(steps=20, batch_size=128),
-    "rm": models.RandMatchPooler(steps=20, batch_size=128),
+    "ours": models.EquivariantPooler(steps=16, batch_size=64, stop_early=True),  # of each stage
+    "transported": models.EquivariantPooler(steps=4, batch_size=50, match="transported"),
+    "cai": models.CAIPooler(steps=40, batch_size=64),
+    "ss": models.SubsamplingPooler(steps=12, batch_size=64),
+    "rm": models.RandMatchPooler(steps=12, batch_size=64),
 }
 
 
@@ -38,7 +38,7 @@ SITE = torch.arange(9) % 4  # the last process of two has none of site 0 if shar
 
 
 def losses():
-    """Yield each loss by name, as a function of codes and what is known of people."""
+    """Yield each loss by name, as a function of codes."""
     site = SITE
     c = torch.linspace(-1, 1, 9).unsqueeze(1)
     group, partner, y = torch.arange(9) % 2, torch.tensor([1, 2, 3, -1, 5, 6, 7, 8, 0]), torch.arange(9) % 3
@@ -56,9 +56,9 @@ def one_step(loss):
     torch.manual_seed(3)
     before, after, x = nn.Linear(5, 6), nn.Linear(6, 6), torch.randn(9, 5)
     with distributed.sharded(len(x)):
-        own = before(x[distributed.own()])
-        rebuilt = distributed.average(reconstruction_loss(own, own.sin()), len(own))
-        value = loss(after(distributed.gather(own))) + rebuilt
+        part = before(x[distributed.own()])
+        rebuilt = distributed.average(reconstruction_loss(part, part.sin()), len(part))
+        value = loss(after(distributed.gather(part))) + rebuilt
     value.backward()
     both = nn.ModuleList([before, after])
     distributed.average_gradients(both)
@@ -80,12 +80,12 @@ def volume_step():
 
 def medians(rank, size):
     """Return medians of numbers that are shared out, as torch would give them of all."""
-    found = {}
+    results = {}
     for k, count in enumerate((1, 2, 7, 100)):
         numbers = torch.rand(count, generator=torch.Generator().manual_seed(k)) * 10.0 ** (k - 1)
         with distributed.sharded(9):
-            found[f"median of {count}"] = distributed.Pairs(9).median(numbers[rank::size]).numpy()
-    return found
+            results[f"median of {count}"] = distributed.Pairs(9).median(numbers[rank::size]).numpy()
+    return results
 
 
 def closed_form(rank):
@@ -97,39 +97,39 @@ def closed_form(rank):
     images = 200 + 9 * rng.normal(size=(people, *mask.shape)) + (5 * age + 20 * site)[:, None, None, None]
     volumes = Volumes.from_array(images, np.diag([4.0, 4, 4, 1]), mask)
     read, seen = Volumes.read, []
-    Volumes.read = lambda self, rows=slice(None): seen.append(len(found := read(self, rows))) or found
+    Volumes.read = lambda self, rows=slice(None): seen.append(len(scans := read(self, rows))) or scans
     sites = fit_volume_sites(volumes, age[:, None], site, np.empty((people, 0)))
-    found = {f"closed form: {name}": np.asarray(value) for name, value in vars(sites).items()}
-    found["closed form: voxels"] = np.stack(voxel_scales(volumes, sites.without_site))
+    results = {f"closed form: {name}": np.asarray(value) for name, value in vars(sites).items()}
+    results["closed form: voxels"] = np.stack(voxel_scales(volumes, sites.without_site))
     Volumes.read = read
-    return found | {f"scans read by {rank}": np.array(sum(seen))}
+    return results | {f"scans read by {rank}": np.array(sum(seen))}
 
 
 def main(out):
     torch.set_num_threads(1)
     rank, size = distributed.start()
-    found = {f"loss {name}": one_step(loss).numpy() for name, loss in losses()}
+    results = {f"loss {name}": one_step(loss).numpy() for name, loss in losses()}
     distributed.SHARED_PAIRS = 2
-    found |= {
+    results |= {
         f"loss {name}, pairs shared out": one_step(loss).numpy() for name, loss in losses() if "mmd" in name
     }
-    found["loss where most are alike"] = one_step(
+    results["loss where most are alike"] = one_step(
         lambda z: mmd(z * (torch.arange(9) > 6)[:, None], SITE)
     ).numpy()
-    found |= medians(rank, size)
+    results |= medians(rank, size)
     distributed.SHARED_PAIRS = 1024
-    found["loss of volumes"] = volume_step().numpy()
-    found |= closed_form(rank)
-    pool = ep.simulate_table(overlap=0.5, people=150, features=12).pool
+    results["loss of volumes"] = volume_step().numpy()
+    results |= closed_form(rank)
+    pool = ep.simulate_table(overlap=0.5, people=70, features=8).pool
     for name, estimator in ESTIMATORS.items():
         estimator.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C)
         values = [value.flatten() for value in estimator.network_.state_dict().values()]
-        found[f"parameters {name}"] = torch.cat(values).numpy()
+        results[f"parameters {name}"] = torch.cat(values).numpy()
         stages = estimator.history_
         epochs = [e for s in stages.values() for e in s] if isinstance(stages, dict) else stages
-        found[f"history {name}"] = np.concatenate([list(epoch.values()) for epoch in epochs])
+        results[f"history {name}"] = np.concatenate([list(epoch.values()) for epoch in epochs])
     estimator.save(out / f"model-{size}")
-    np.savez(out / f"{rank}-of-{size}.npz", **found)
+    np.savez(out / f"{rank}-of-{size}.npz", **results)
 
 
 if __name__ == "__main__":
