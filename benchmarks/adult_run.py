@@ -19,9 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from equipool.benchmark.datasets import load_dataset
 from equipool.benchmark.methods import make_method, settings_of
-from equipool.benchmark.table1 import age_from, equivariance_of
-from equipool.judge.classifiers import paper_adversary, permuted_band, site_readers
-from equipool.judge.scores import delta_eq, mmd_measure
+from equipool.judge import classify_site, shuffled_band
+from equipool.judge.scores import age_from_tau, delta_eq, equivariance_of, mmd_measure
 
 PARTS: dict[str, float] = {}
 
@@ -58,17 +57,17 @@ def run(dataset: str, seed: int) -> None:
         codes = ours.transform(train.X), train.site_labels, ours.transform(test.X), test.site_labels
         ours.predict(test.X)
     with part("Adv, the paper's adversary"):
-        paper_adversary(*codes, seed=seed)
-    with part("three site readers"):
-        site_readers(*codes, seed=seed)
+        classify_site(*codes, classifiers=["paper"], seed=seed)
+    with part("three site classifiers"):
+        classify_site(*codes, seed=seed)
     with part("shuffled sites"):
-        permuted_band(*codes, seed=seed)
+        shuffled_band(*codes, seed=seed)
     with part("ΔEq"):
         delta_eq(ours.tau_vector(test.X), test.C)
     with part("M"):
         mmd_measure(codes[2], test.site_labels)
     with part("age from τ, equivariance error"):
-        age_from(ours.tau_vector(train.X), train.C[:, 0], ours.tau_vector(test.X), test.C[:, 0])
+        age_from_tau(ours.tau_vector(train.X), train.C[:, 0], ours.tau_vector(test.X), test.C[:, 0])
         equivariance_of(ours, test.X)
 
 

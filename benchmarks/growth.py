@@ -70,13 +70,13 @@ def check(size: dict[str, int]) -> Callable[[], Any]:
     return lambda: str(ep.check(frame, site="site", covariates=["age"]))
 
 
-def readers(size: dict[str, int]) -> Callable[[], Any]:
-    from equipool.judge.classifiers import site_readers
+def classifiers(size: dict[str, int]) -> Callable[[], Any]:
+    from equipool.judge import classify_site
 
     data = table(**size)
     half = size["rows"] // 2
     x, site = data["X"], data["site"].astype(str)
-    return lambda: site_readers(x[:half], site[:half], x[half:], site[half:], seed=0)
+    return lambda: classify_site(x[:half], site[:half], x[half:], site[half:], seed=0)
 
 
 def equivariance(size: dict[str, int]) -> Callable[[], Any]:
@@ -121,7 +121,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, int]], Callable[[], Any]], dict[str, 
     "M": (discrepancy, {"rows": ROWS, "sites": SITES}),
     "check": (check, {"rows": ROWS, "sites": SITES}),
     "reading volumes": (reading, {"volumes": (100, 1_000, 10_000)}),
-    "site readers": (readers, {"rows": (1_000, 5_000, 25_000), "sites": (2, 10, 50)}),
+    "site classifiers": (classifiers, {"rows": (1_000, 5_000, 25_000), "sites": (2, 10, 50)}),
 }
 
 

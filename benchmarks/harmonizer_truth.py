@@ -24,9 +24,10 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from equipool.benchmark.harmonizers import HARMONIZERS, SIMULATED, make_harmonizer
+from equipool.judge.scores import r2_with_clean
 from equipool.simulate import simulate_table
 
-METHODS = (*HARMONIZERS[:-2], "clean")  # but for those told the target
+METHODS = (*HARMONIZERS[:-2], "clean")  # but for those given the target
 KINDS = {
     "affine": {},
     "mixed and bent": {"mixing": 0.3, "bending": 0.1},
@@ -46,15 +47,9 @@ def t_value(feature: np.ndarray, sick: np.ndarray, age: np.ndarray) -> float:
     design = np.column_stack([sick, np.ones_like(age), age / 50, (age / 50) ** 2])
     inverse = np.linalg.pinv(design.T @ design)
     beta = inverse @ design.T @ feature
-    left = feature - design @ beta
-    variance = (left**2).sum() / (len(age) - design.shape[1])
+    residuals = feature - design @ beta
+    variance = (residuals**2).sum() / (len(age) - design.shape[1])
     return float(np.abs(beta[0]) / np.sqrt(variance * inverse[0, 0]))
-
-
-def likeness(feature: np.ndarray, clean: np.ndarray) -> float:
-    """Return R² after the means."""
-    feature, clean = feature - feature.mean(), clean - clean.mean()
-    return float(1 - ((feature - clean) ** 2).sum() / (clean**2).sum())
 
 
 def failed(features: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +85,9 @@ def one(overlap: float, seed: int, kind: str, methods: list[str]) -> list[dict[s
         rows.append(
             {
                 "method": method,
-                "r2": np.mean([likeness(judged[j][0], clean[people[j], j]) for j in columns]),
+                "r2": np.mean(
+                    [r2_with_clean(judged[j][0][:, None], clean[people[j], j, None]) for j in columns]
+                ),
                 "age error %": 100 * error,
                 "t": [t_value(judged[j][0], sick[people[j]], judged[j][1]) for j in columns],
             }

@@ -69,7 +69,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
     print("| table | method | " + " | ".join(SCORES) + " |\n" + "|---" * (len(SCORES) + 2) + "|")
     for table in arguments.tables:
-        name, pool = read_pool(
+        name, pool, _ = read_pool(
             table, site=arguments.site, covariates=arguments.covariate, target=arguments.target
         )
         methods = {
@@ -82,8 +82,8 @@ def compare(arguments: argparse.Namespace) -> None:
             for fold in range(5):
                 found += score_fold(pool, name, repeat, fold, methods)
         for method in methods:
-            own = [score for score in found if score.method == method]
-            cells = [f"{np.mean([getattr(score, key) for score in own]):.3f}" for key in SCORES]
+            own = [score for score in found if score["method"] == method]
+            cells = [f"{np.mean([score[key] for score in own]):.3f}" for key in SCORES]
             print(f"| {name} | {method} | " + " | ".join(cells) + " |", flush=True)
 
 

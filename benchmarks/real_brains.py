@@ -5,15 +5,15 @@
     python benchmarks/real_brains.py FOLDER --break-at sub-M2052
 
 FOLDER is a BIDS folder of T1w brains on one grid whose participants.tsv has the columns scanner, age and sex.
-Everything is fitted on the training people of each fold. The scanner is read by the best of three readers
-from means over blocks of 4 × 4 × 4 voxels; age and sex by linear models on all voxels. One core.
+Everything is fitted on the training participants of each fold. The scanner is predicted by the best of three
+classifiers from means over blocks of 4 × 4 × 4 voxels; age and sex by linear models on all voxels. One core.
 
---severity names a column in which the scanners' patients may differ: what readers find from it alone is shown
-beside, and the scanner is read once more among pairs of both scanners' people who are alike in it.
+--severity names a column in which the scanners' patients may differ: the prediction from it alone is shown
+beside, and the scanner is predicted once more among pairs of both scanners' participants alike in it.
 
---break-at tells methods that the scanner of this person changed there, as `equipool check` may say: those
-before are a site of their own. What is read is the scanner as the table has it. With --shuffled, sites are
-shuffled before harmonizing, and shuffled scanners are read: what chance looks like.
+--break-at names the first participant after a change of the scanner, as `equipool check` may say: those
+before become another site for the methods. What is predicted is the scanner as the table has it. With --shuffled,
+sites are shuffled before harmonizing, and shuffled scanners are predicted: the level of chance.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import balanced_accuracy_score, r2_score, roc_auc_score
+from sklearn.metrics import r2_score, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
 
-from equipool import EquivariantPooler
-from equipool.benchmark.harmonized_images import block_means
-from equipool.benchmark.harmonizers import READERS, site_readers
+from equipool import EquivariantPooler, ImageHarmonizer
 from equipool.data.bids import read_bids
 from equipool.data.volumes import Volumes
 from equipool.estimators.peers import ComBatPeer
-from equipool.judge import classifiers as adversaries
-from equipool.sites.scans import Box
-from equipool.sites.volume_model import fit_volume_sites
+from equipool.judge.blocks import block_means
+from equipool.judge.classifiers import BALANCED, UNWEIGHTED, classify_site
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class People:
     scanner: np.ndarray
     age: np.ndarray
     sex: np.ndarray
-    site: np.ndarray  # what methods are told: the scanner, or its parts
+    site: np.ndarray  # for the methods: the scanner, or its parts
     severity: np.ndarray | None = None
 
     @property
@@ -107,10 +104,10 @@ def combat(before: Callable[[People, np.ndarray], np.ndarray]) -> Callable[[Peop
 
 def ours(with_sex: bool) -> Callable[[People, np.ndarray], np.ndarray]:
     def method(people: People, train: np.ndarray) -> np.ndarray:
-        extra = people.sex[:, None].astype(float)[:, : int(with_sex)]
-        age, site = people.scaled_age, people.site
-        sites = fit_volume_sites(people.volumes[train], age[train], site[train], extra[train])
-        return sites.remove(people.scans, age, site, Box(people.volumes.mask)).astype(np.float32)
+        y = people.sex[train] if with_sex else None
+        about = {"site": people.site, "covariates": people.age}
+        model = ImageHarmonizer().fit(people.volumes[train], y, **{k: v[train] for k, v in about.items()})
+        return model.transform(people.volumes, **about).read()
 
     return method
 
@@ -128,33 +125,29 @@ METHODS = {
 # -- scores ----------------------------------------------------------------------------------------------
 
 
-def readings(
+def scanner_scores(
     features: np.ndarray, scanner: np.ndarray, train: np.ndarray, test: np.ndarray
 ) -> dict[str, float]:
-    """Return the balanced accuracy of each of three readers, and of the best of them in this fold.
+    """Return the balanced accuracy of each of three classifiers, and of the best of them in this fold.
 
-    Which is best is seen on the test people, so the best of three is above chance by chance alone; a single
-    reader's mean over folds is not. Beside them the best accuracy and AUC of the three readers of Table 1,
-    which are fitted for accuracy: chance is the share of the larger scanner there.
+    Which is best is seen on the test participants, so the best of three is above chance by chance alone; the
+    mean of one classifier over folds is not. Beside them the best accuracy and AUC of the classifiers of
+    Table 1, which are fitted for accuracy: the level of chance is the share of the larger scanner there.
     """
-    found = [
-        balanced_accuracy_score(
-            scanner[test], reader.fit(features[train], scanner[train]).predict(features[test])
-        )
-        for reader in site_readers()
-    ]
-    table = adversaries.site_readers(features[train], scanner[train], features[test], scanner[test])
+    data = features[train], scanner[train], features[test], scanner[test]
+    balanced = {s.classifier: s.balanced_accuracy for s in classify_site(*data, classifiers=BALANCED)}
+    plain = classify_site(*data, classifiers=UNWEIGHTED)
     return {
-        "scanner": max(found),
-        **dict(zip(READERS, found, strict=True)),
-        "accuracy": max(reading.accuracy for reading in table),
-        "AUC": max(reading.auc for reading in table),
+        "scanner": max(balanced.values()),
+        **balanced,
+        "accuracy": max(score.accuracy for score in plain),
+        "AUC": max(score.auc for score in plain),
     }
 
 
-def scanner_read(features: np.ndarray, scanner: np.ndarray, train: np.ndarray, test: np.ndarray) -> float:
-    """Return the balanced accuracy of the best of three readers."""
-    return readings(features, scanner, train, test)["scanner"]
+def best_score(features: np.ndarray, scanner: np.ndarray, train: np.ndarray, test: np.ndarray) -> float:
+    """Return the balanced accuracy of the best of three classifiers."""
+    return scanner_scores(features, scanner, train, test)["scanner"]
 
 
 def kernel(rows: np.ndarray, train: np.ndarray) -> np.ndarray:
@@ -187,16 +180,16 @@ def biology(rows: np.ndarray, people: People, train: np.ndarray, test: np.ndarra
 
 
 def codes(people: People, train: np.ndarray, test: np.ndarray, seed: int) -> dict[str, float]:
-    """Return how well scanner and sex are read from the released codes."""
+    """Return how well scanner and sex are predicted from the released codes."""
     pooler = EquivariantPooler(
         encoder="components", steps=300, learning_rate=1e-2, task="class", random_state=seed
     )
     pooler.fit(
         people.volumes[train], people.sex[train], site=people.site[train], covariates=people.age[train]
     )
-    read = readings(pooler.transform(people.volumes), people.scanner, train, test)
+    scores = scanner_scores(pooler.transform(people.volumes), people.scanner, train, test)
     correct = (pooler.predict(people.volumes[test]) == people.sex[test]).mean()
-    return read | {"sex accuracy": correct}
+    return scores | {"sex accuracy": correct}
 
 
 def fold_scores(
@@ -207,25 +200,25 @@ def fold_scores(
     for name in methods:
         rows = METHODS[name](people, train)
         blocks = block_means(rows, people.volumes.mask)
-        result[name] = readings(blocks, people.scanner, train, test)
+        result[name] = scanner_scores(blocks, people.scanner, train, test)
         if pairs is not None:
-            result[name]["among pairs"] = scanner_read(blocks, people.scanner, *pairs)
+            result[name]["among pairs"] = best_score(blocks, people.scanner, *pairs)
         result[name]["sex AUC"], result[name]["age R²"] = biology(rows, people, train, test)
     result["codes"] = codes(people, train, test, seed)
-    result["age alone"] = readings(people.scaled_age, people.scanner, train, test)
+    result["age alone"] = scanner_scores(people.scaled_age, people.scanner, train, test)
     if pairs is not None:
-        told = {"severity alone": people.severity[:, None]}
-        told["age and severity alone"] = np.column_stack([people.age, people.severity])
-        for name, columns in told.items():
+        given = {"severity alone": people.severity[:, None]}
+        given["age and severity alone"] = np.column_stack([people.age, people.severity])
+        for name, columns in given.items():
             result[name] = {
-                "scanner": scanner_read(columns, people.scanner, train, test),
-                "among pairs": scanner_read(columns, people.scanner, *pairs),
+                "scanner": best_score(columns, people.scanner, train, test),
+                "among pairs": best_score(columns, people.scanner, *pairs),
             }
     mixed = np.random.default_rng(seed).permutation(people.scanner)
     volumes = block_means(gain(people, train), people.volumes.mask)
-    result["scanners permuted"] = readings(volumes, mixed, train, test)
+    result["scanners permuted"] = scanner_scores(volumes, mixed, train, test)
     if pairs is not None:
-        result["scanners permuted"]["among pairs"] = scanner_read(volumes, mixed, *pairs)
+        result["scanners permuted"]["among pairs"] = best_score(volumes, mixed, *pairs)
     return result
 
 
@@ -256,17 +249,17 @@ def draw(people: People, path: Path) -> None:
 
 
 def show(found: pd.DataFrame) -> None:
-    """Print means (standard deviations) over folds, and of the reader that is best on all folds of a repeat.
+    """Print means (standard deviations) over folds, and of the classifier that is best in a whole repeat.
 
-    In the folds of one repeat everybody is held out once: its best reader is picked on all people, not on a
-    fifth of them, and is the less above chance by chance.
+    In the folds of one repeat everybody is held out once: its best classifier is picked on all participants,
+    not on a fifth of them, and is the less above chance by chance.
     """
 
     def cell(values: pd.Series) -> str:
         return f"{values.mean():.3f} ({values.std():.3f})"
 
     table = found.pivot_table(index="row", columns="score", values="value", aggfunc=cell, sort=False)
-    single = found[found["score"].isin(READERS)].groupby(["row", "repeat", "score"])["value"].mean()
+    single = found[found["score"].isin(BALANCED)].groupby(["row", "repeat", "score"])["value"].mean()
     table.insert(1, "best of a repeat", single.groupby(["row", "repeat"]).max().groupby("row").apply(cell))
     print(table.fillna("").to_string())
 

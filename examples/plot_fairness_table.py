@@ -17,7 +17,7 @@ import numpy as np
 
 import equipool as ep
 from equipool.estimators import NaivePooler
-from equipool.judge import site_readers
+from equipool.judge import classify_site
 
 rng = np.random.default_rng(0)
 people = 800
@@ -51,7 +51,7 @@ print(ep.check(pool.to_frame(), site="site", covariates="age", target="target").
 def judge(pooler):
     pooler.fit(pool.X[train], pool.y[train], site=sex[train], covariates=pool.C[train])
     codes = [pooler.transform(pool.X[rows]) for rows in (train, test)]
-    read = max(reading.auc for reading in site_readers(codes[0], sex[train], codes[1], sex[test]))
+    read = max(score.auc for score in classify_site(codes[0], sex[train], codes[1], sex[test]))
     return read, pooler.score(pool.X[test], pool.y[test])
 
 
@@ -60,7 +60,7 @@ found = {"naive": judge(NaivePooler(**common))}
 for power in (None, 3.0, 1.0):
     name = "no channel" if power is None else f"power {power:g}"
     found[name] = judge(ep.EquivariantPooler(power=power, **common))
-features = max(r.auc for r in site_readers(pool.X[train], sex[train], pool.X[test], sex[test]))
+features = max(s.auc for s in classify_site(pool.X[train], sex[train], pool.X[test], sex[test]))
 larger = max(np.mean(income[test]), 1 - np.mean(income[test]))
 print(f"{'':10s} sex read (AUC)  income right")
 print(f"{'features':10s} {features:14.2f}")

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import equipool as ep
-from equipool.judge import site_readers
+from equipool.judge import classify_site
 
 truth = ep.simulate_table(people=100, overlap=0.5, random_state=1)
 pool = truth.pool
@@ -54,7 +54,7 @@ print(f"                            {agreement(after, truth.clean[test]):.2f} ha
 
 
 def read(a, b):
-    return max(reading.auc for reading in site_readers(a, pool.site[train], b, pool.site[test]))
+    return max(score.auc for score in classify_site(a, pool.site[train], b, pool.site[test]))
 
 
 for name, a, b in (

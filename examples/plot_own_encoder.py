@@ -16,7 +16,7 @@ from torch import nn
 
 import equipool as ep
 from equipool.groups.testing import equivariance_error
-from equipool.judge import site_readers
+from equipool.judge import classify_site
 
 
 class TwoHalves(nn.Module):
@@ -48,7 +48,7 @@ poolers = {
 for name, pooler in poolers.items():
     pooler.fit(pool.X[train], pool.y[train], site=pool.site_labels[train], covariates=pool.C[train])
     codes = [pooler.transform(pool.X[rows]) for rows in (train, test)]
-    site = max(r.auc for r in site_readers(codes[0], pool.site[train], codes[1], pool.site[test]))
+    site = max(s.auc for s in classify_site(codes[0], pool.site[train], codes[1], pool.site[test]))
     accuracy = pooler.score(pool.X[test], pool.y[test])
     print(f"{name:11s} diagnosis: accuracy {accuracy:.0%}; site, best of three classifiers: AUC {site:.2f}")
 

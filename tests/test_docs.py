@@ -22,10 +22,17 @@ def test_examples_run(page, capsys, tmp_path, monkeypatch):
             assert promise.startswith(line)
 
 
-def test_notation_names_tests_that_exist():
-    files = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "notation.md").read_text())
-    assert files
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+def test_notation_names_folders_of_tests_that_exist():
+    folders = re.findall(r"`(tests/[\w/]+)`", (ROOT / "docs" / "notation.md").read_text())
+    assert folders
+    assert [folder for folder in folders if not list((ROOT / folder).glob("test_*.py"))] == []
+
+
+def test_files_of_the_architecture_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = re.findall(r"`([a-z_]+/[a-z_0-9/]+\.py)`", page)
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / "src/equipool" / file).is_file()] == []
 
 
 def test_every_code_of_the_report_is_documented():

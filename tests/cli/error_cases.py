@@ -627,7 +627,7 @@ APPLY = [
     Case(
         "new images of a site to adapt to",
         "apply brains bids --out out --unseen-site adapt",
-        "is for tables",
+        "unseen_site must be 'error' or 'pooled' for images",
     ),
     Case(
         "new images of another grid",

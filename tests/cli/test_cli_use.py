@@ -295,7 +295,7 @@ def test_help_fits_a_terminal(capsys):
     ("call", "where"),
     [
         ("harmonize people.csv --out out", "equipool.data.tables.write_table"),
-        ("harmonize bids --out out --steps 2", "equipool.cli.derivative.write_codes"),
+        ("harmonize bids --out out --codes --steps 2", "equipool.cli.derivative.write_codes"),
         (
             "simulate out --like custom --people 3 3 --resolution 8 --jobs 1",
             "equipool.simulate.brains.write_table",
@@ -318,7 +318,7 @@ def test_the_training_of_another_fit_is_refused_with_a_way_out(here, monkeypatch
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    call = "harmonize bids --out out --steps 2 --no-report".split()
+    call = "harmonize bids --out out --codes --steps 2 --no-report".split()
     with monkeypatch.context() as patch:
         patch.setattr("equipool.cli.derivative.write_codes", stop)
         assert main(call) == 130

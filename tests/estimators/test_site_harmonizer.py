@@ -471,7 +471,9 @@ def test_a_target_that_is_a_covariate_leaves_the_trend_alone():
     pool = ep.simulate_table(overlap=0.0, people=100).pool
     given = {"site": pool.site_labels, "covariates": pool.C}
     plain, with_y = (ep.SiteHarmonizer().fit(pool.X, y, **given) for y in (None, pool.C[:, 0]))
-    np.testing.assert_allclose(with_y.model_.trend.coefficients, plain.model_.trend.coefficients, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        with_y.model_.trend.coefficients, plain.model_.trend.coefficients, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_one_site_with_gaps_comes_back_whole_and_empty_columns_are_named():

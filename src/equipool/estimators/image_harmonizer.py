@@ -48,8 +48,8 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Remove site effects from brain volumes: the same grid and header, without the scanner.
 
     The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Gain, intensities, shift,
-    noise, scale and covariance of each scanner are estimated beside a trend in the covariates that all scanners
-    share, in a few passes over volumes that are read block by block. No network is trained.
+    noise, scale and covariance of each scanner are estimated beside a trend in the covariates that all
+    scanners share, in a few passes over volumes that are read block by block. No network is trained.
 
     Parameters
     ----------
@@ -147,7 +147,10 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def check_settings(self) -> None:
         """Refuse settings that mean nothing."""
         if self.unseen_site not in ("error", "pooled"):
-            raise InputError(f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}.")
+            raise InputError(
+                f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}; fit again with "
+                "images of that site."
+            )
 
     def _covariates(self, covariates: Any, rows: int) -> FloatArray:
         if not self.covariates_:
@@ -187,6 +190,6 @@ def _volumes(X: Any, *grid: Any) -> Volumes:
     volumes = as_volumes(X, *grid)
     if volumes is None:
         raise InputError(
-            "ImageHarmonizer takes Volumes or paths of NIfTI files; for a table use SiteHarmonizer."
+            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for a table."
         )
     return volumes

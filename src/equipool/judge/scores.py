@@ -131,7 +131,11 @@ def equivariance_of(estimator: Any, X: Any) -> float:
         some = X[:512] if isinstance(X, Volumes) else np.asarray(X)[:512]
         latents = through(one.latent, estimator._scaled(some))
     return equivariance_error(
-        lambda latent: two.phi(*one.tau.at_reference(latent)), one.action, out=two.out, inputs=latents, span=0.25
+        lambda latent: two.phi(*one.tau.at_reference(latent)),
+        one.action,
+        out=two.out,
+        inputs=latents,
+        span=0.25,
     )
 
 
