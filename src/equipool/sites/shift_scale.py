@@ -310,8 +310,7 @@ class SharedTrend:
         """Fit the trend; ``None``: its curvature is chosen on held-out participants.
 
         The trend is kept, so it needs less proof than what is removed: the straightest one within one
-        standard error of the best (Breiman's rule). Of the two forms of the effect neither is simpler, so the
-        one of the higher likelihood is taken.
+        standard error of the best (Breiman's rule), and by the same rule sites scale the trend or do not.
         """
         basis, columns = regression_columns(design)
         sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
@@ -322,7 +321,8 @@ class SharedTrend:
             shared = replace(shared, curvature=CURVATURES[choose(tried, standard_errors=1.0)])
         if design.n_sites > 1 and basis.width and shared.folds:
             scaled = replace(shared, scales_trend=True)
-            shared = scaled if scaled.held_out().sum() > shared.held_out().sum() else shared
+            forms = np.array([shared.held_out(), scaled.held_out()])
+            shared = scaled if choose(forms, standard_errors=1.0) else shared
         return shared
 
     def held_out(self) -> FloatArray:
