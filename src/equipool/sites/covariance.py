@@ -171,16 +171,20 @@ def _chosen_shrinkage(residuals: FloatArray, design: Design) -> float:
     likelihoods = []
     for train, held in design.folds():
         n = design.only(train).n_participants
-        # Around means that have not seen the held-out, whose variance grows by that of the mean.
-        means = site_sums(residuals[train], design.site[train], design.n_sites, design.weight[train])
-        around = residuals - (means / np.maximum(n, 1e-12)[:, None])[design.site]
-        around[held] *= np.sqrt(n / (n + 1))[design.site[held], None]
+        # Around the means of training participants: those of all have seen the held-out ones.
+        a, b = residuals[train], residuals[held]
+        means = site_sums(a, design.site[train], design.n_sites, design.weight[train])
+        means /= np.maximum(n, 1e-12)[:, None]
+        a -= means[design.site[train]]
+        b -= means[design.site[held]]
+        b *= np.sqrt(n / (n + 1))[design.site[held], None]  # the mean's variance adds to theirs
         n = np.maximum(n - 1, 0.0)
-        whiten, _ = _roots(around[train], design.weight[train], n.sum())
+        whiten, _ = _roots(a, design.weight[train], n.sum())
         for s in np.unique(design.site[held]):
-            parts = (rows[design.site[rows] == s] for rows in (train, held))
-            (a, a_weight), (b, b_weight) = ((around[rows] @ whiten, design.weight[rows]) for rows in parts)
-            likelihoods.append(_log_likelihoods(*_principal(a, a_weight), n[s], b, b_weight))
+            fitted, judged = design.site[train] == s, design.site[held] == s
+            directions = _principal(a[fitted] @ whiten, design.weight[train][fitted])
+            white, weight = b[judged] @ whiten, design.weight[held][judged]
+            likelihoods.append(_log_likelihoods(*directions, n[s], white, weight))
     return SHRINKAGES[choose(np.array(likelihoods).T)] if likelihoods else np.inf
 
 

@@ -130,6 +130,7 @@ def fit_site_model(
     # Without what shrinkage of the shifts leaves of a site's mean.
     means = site_sums(residuals, design.site, design.n_sites, design.weight)
     residuals -= (means / np.maximum(design.n_participants, 1e-12)[:, None])[design.site]
+    del z, at  # as long as the table
     covariance = Covariance.fit(residuals, design, shrinkage=shrinkage)
     at = Context(design.site, design.covariates, np.broadcast_to(0.0, residuals.shape))
     residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
