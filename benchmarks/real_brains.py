@@ -12,8 +12,8 @@ classifiers from means over blocks of 4 × 4 × 4 voxels; age and sex by linear 
 beside, and the scanner is predicted once more among pairs of both scanners' participants alike in it.
 
 --break-at names the first participant after a change of the scanner, as `equipool check` may say: those
-before become another site for the methods. What is predicted is the scanner as the table has it. With --shuffled,
-sites are shuffled before harmonizing, and shuffled scanners are predicted: the level of chance.
+before become another site for the methods. What is predicted is the scanner as the table has it. With
+--shuffled, sites are shuffled before harmonizing, and shuffled scanners are predicted: the level of chance.
 """
 
 from __future__ import annotations

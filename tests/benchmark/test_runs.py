@@ -48,7 +48,7 @@ def test_what_was_done_before_a_run_was_killed_is_kept(square, tmp_path):
 
 
 def test_a_damaged_file_is_made_anew(square, tmp_path):
-    task, calls = square
+    task, _ = square
     path = tmp_path / "2.json"
     path.write_text('{"square": ')
     assert run_all(task, {path: (2,)}, what="squares", jobs=1)[0]["square"] == 4

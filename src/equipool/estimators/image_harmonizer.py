@@ -148,8 +148,8 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Refuse settings that mean nothing."""
         if self.unseen_site not in ("error", "pooled"):
             raise InputError(
-                f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}; fit again with "
-                "images of that site."
+                f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}; fit again "
+                "with images of that site."
             )
 
     def _covariates(self, covariates: Any, rows: int) -> FloatArray:
@@ -179,8 +179,8 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         unseen = sorted(set(labels) - set(place))
         if unseen and self.unseen_site == "error":
             raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit again "
-                'with volumes of that site, or leave them as they are: unseen_site="pooled" (--unseen-site '
+                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit "
+                'again with volumes of that site, or leave them as they are: unseen_site="pooled" (--unseen-site '
                 "pooled)."
             )
         return np.array([place.get(label, -1) for label in labels], dtype=np.intp)

@@ -37,13 +37,14 @@ class Coupling(SiteEffect):
     The scores of a participant along the factors in which participants differ most make, with a plane for
     each covariate, a point :math:`\ell` of a sphere on which the covariates act by rotation,
     :math:`\ell(c + t) = \rho(t)\,\ell(c)`. A network :math:`f_s` on :math:`\ell`, with hidden units that all
-    sites share and a last layer for each site, predicts what differs between sites of the rest of the residual:
+    sites share and a last layer for each site, predicts what differs between sites in the rest of the
+    residual:
 
     .. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad f_s \perp \text{the scores},
 
     so that :math:`\ell` is the same before and after: where no residual is winsorised, the map has an exact
-    inverse and keeps volumes. The mean participant (scores of 0) is not moved at any age. The share :math:`a` is
-    chosen by the likelihood of held-out participants.
+    inverse and keeps volumes. The mean participant (scores of 0) is not moved at any age. The share
+    :math:`a` is chosen by the likelihood of held-out participants.
     """
 
     name: ClassVar[str] = "coupling"

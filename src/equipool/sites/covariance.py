@@ -40,8 +40,8 @@ class Covariance(SiteEffect):
               A_s = \frac{n_s}{n_s + k}\,\hat A_s + \frac{k}{n_s + k}\,I,
 
     where :math:`\hat A_s` is the covariance of the site's whitened residuals, kept as its principal
-    directions, and :math:`n_s + 1` its number of participants. The larger the shrinkage :math:`k`, the less is
-    removed. It is chosen by the likelihood of held-out participants, and infinite where no site's covariance
+    directions, and :math:`n_s + 1` its number of participants. The larger the shrinkage :math:`k`, the less
+    is removed. It is chosen by the likelihood of held-out participants, and infinite where no site's covariance
     raises it. What is cut off a residual by winsorising is added again; where that is nothing, the inverse is
     exact.
     """
@@ -157,7 +157,10 @@ def _roots(residuals: FloatArray, weight: FloatArray, n: float) -> tuple[FloatAr
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return principal directions (r, dimensions) and sums of squares along them (r,), by the smaller Gram matrix."""
+    """Return principal directions (r, dimensions) and sums of squares along them (r,).
+
+    By the smaller of the two Gram matrices.
+    """
     rows = white * np.sqrt(weight)[:, None]
     wide = len(rows) < rows.shape[1]
     squares, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)

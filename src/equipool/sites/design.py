@@ -84,8 +84,8 @@ def winsorised(residuals: FloatArray, deviation: FloatArray) -> FloatArray:
 def find_point_masses(ordered: FloatArray) -> FloatArray:
     """Return for each sorted feature, NaN last, the value that many rows share, or NaN.
 
-    Such a value, like a volume of 0, is no measurement: shifted by its site, it would become a different number
-    at each site, and give the site away. It is kept as it is.
+    Such a value, like a volume of 0, is no measurement: shifted by its site, it would become a different
+    number at each site, and give the site away. It is kept as it is.
     """
     result = np.full(ordered.shape[1], np.nan)
     length = max(int(np.ceil(POINT_MASS * len(ordered))), 5)

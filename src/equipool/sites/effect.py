@@ -48,8 +48,8 @@ def exceeds(
 def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERRORS) -> int:
     """Return the simplest candidate that the best one does not exceed by so many standard errors.
 
-    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the simplest
-    to the most flexible.
+    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the
+    simplest to the most flexible.
     """
     if log_likelihoods.shape[1] < 2:
         return 0

@@ -103,7 +103,7 @@ def _integrals(v: FloatArray) -> FloatArray:
 
 
 def _hats() -> FloatArray:
-    """Return the hats in the middle of each cell, beyond both ends and at each knot, (cells + knots, knots)."""
+    """Return the hats mid-cell, beyond both ends and at each knot, (cells + knots, knots)."""
     middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
     places = np.concatenate([KNOTS[:1], middles, KNOTS[-1:], KNOTS])
     return np.stack([np.interp(places, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
