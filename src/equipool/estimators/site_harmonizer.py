@@ -517,9 +517,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             codes[rows] = len(model.n_participants) - 1
         if small:
             warnings.warn(
-                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows ({listed(small)}): "
-                "what is removed there is partly what distinguishes these participants. Bring more of them at "
-                "once.",
+                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows "
+                f"({listed(small)}): what is removed there is partly what distinguishes these participants. "
+                "Bring more of them at once.",
                 EquipoolWarning,
                 stacklevel=3,
             )

@@ -209,10 +209,13 @@ def refit_table(
 def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
-    from equipool.judge.blocks import means_of_volumes
+    from equipool.judge.blocks import labelled_covariates, means_of_volumes
+
+    covariates = labelled_covariates(pool)
 
     def harmonize(train: IntArray) -> FloatArray:
-        y, c = None if pool.y is None else pool.y[train], pool.C[train] if pool.covariates else None
+        y = None if pool.y is None else pool.y[train]
+        c = None if covariates is None else covariates.iloc[train]
         model = ImageHarmonizer(unseen_site="pooled")
         model.fit(volumes[train], y, site=pool.site_labels[train], covariates=c)
         return means_of_volumes(volumes, pool, model)
