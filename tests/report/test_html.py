@@ -26,7 +26,7 @@ def _quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
         patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
-        patch.setattr("equipool.judge.heldout.MANY", 0)
+        patch.setattr("equipool.judge.heldout.MANY_PARTICIPANTS", 0)
         yield
 
 

@@ -179,8 +179,8 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         unseen = sorted(set(labels) - set(place))
         if unseen and self.unseen_site == "error":
             raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit again "
-                'with volumes of that site, or leave them as they are: unseen_site="pooled" '
+                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit "
+                'again with volumes of that site, or leave them as they are: unseen_site="pooled" '
                 "(--unseen-site pooled)."
             )
         return np.array([place.get(label, -1) for label in labels], dtype=np.intp)

@@ -42,8 +42,8 @@ class Covariance(SiteEffect):
     where :math:`\hat A_s` is the covariance of the site's whitened residuals, kept as its principal
     directions, and :math:`n_s + 1` its number of participants. The larger the shrinkage :math:`k`, the less
     is removed. It is chosen by the likelihood of held-out participants, and infinite where no site's
-    covariance raises it. What is cut off a residual by winsorising is added again; where that is nothing, the inverse is
-    exact.
+    covariance raises it. What is cut off a residual by winsorising is added again; where that is nothing,
+    the inverse is exact.
     """
 
     name: ClassVar[str] = "covariance"
