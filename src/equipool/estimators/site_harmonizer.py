@@ -337,7 +337,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             return np.empty((2, z.shape[1] + 1, 0))
         ridge = Ridge(alpha=READING_RIDGE * len(z), solver="cholesky")
         fits = (
-            ridge.fit(values, design.covariates, sample_weight=design.weight)
+            ridge.fit(winsorised(values, 1.0), design.covariates, sample_weight=design.weight)
             for values in (z, z - self.model_.effects[0][design.site])
         )
         return np.stack([np.vstack([np.atleast_2d(fit.coef_).T, fit.intercept_]) for fit in fits])
@@ -488,7 +488,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         weights = self.covariate_readers_[0 if codes is None else 1]
         if codes is not None:  # a site that was not seen at fit has no shift
             z = z - np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])[codes]
-        return z @ weights[:-1] + weights[-1]
+        return winsorised(z, 1.0) @ weights[:-1] + weights[-1]
 
     def _filled(self, x: FloatArray, codes: IntArray | None, covariates: Any) -> FloatArray:
         """Return new rows with missing cells filled by what their site and covariates predict."""

@@ -18,15 +18,8 @@ __all__ = ["Covariance"]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-SHRINKAGES = (
-    np.inf,
-    10000.0,
-    3000.0,
-    1000.0,
-    300.0,
-    100.0,
-    30.0,
-)  # k, the simplest first; of less, all is noise
+SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
+POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
 MAX_FEATURES = 2000  # beyond, covariances are left as they are: time grows with the cube
 
 
@@ -83,11 +76,11 @@ class Covariance(SiteEffect):
             return identity
         deviation = standard_deviation(residuals, design.weight)
         residuals = winsorised(residuals, deviation)
-        k = _chosen_shrinkage(residuals, design) if shrinkage is None else float(shrinkage)
+        pooled_shrinkage, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
             return identity
-        n = np.maximum(design.n_participants - 1, 0.0)
-        whiten, colour = _roots(residuals, design.weight, n.sum())
+        n = _freedom(design)
+        whiten, colour = _Correlation.of(residuals, design).roots(pooled_shrinkage)
         white = residuals @ whiten
         directions = [
             _principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)
@@ -143,17 +136,39 @@ class Covariance(SiteEffect):
         return result
 
 
-def _roots(residuals: FloatArray, weight: FloatArray, n: float) -> tuple[FloatArray, FloatArray]:
-    """Return W and C of the pooled covariance, its correlations shrunk after Ledoit and Wolf."""
-    from sklearn.covariance import ledoit_wolf_shrinkage
+@dataclass(frozen=True, eq=False)
+class _Correlation:
+    """The eigenvalues and eigenvectors of the pooled correlation of residuals."""
 
-    covariance = gram(residuals, residuals, weight) / max(n, 1.0)
-    deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
-    alpha = max(float(ledoit_wolf_shrinkage(residuals / deviation, assume_centered=True)), 0.02)
-    correlation = (1 - alpha) * covariance / np.outer(deviation, deviation)
-    values, vectors = np.linalg.eigh(correlation + alpha * np.eye(len(deviation)))
-    root = np.sqrt(np.maximum(values, 1e-6))
-    return ((vectors / root) @ vectors.T) / deviation[:, None], (vectors * root) @ vectors.T * deviation
+    deviation: FloatArray
+    values: FloatArray
+    vectors: FloatArray
+
+    @classmethod
+    def of(cls, residuals: FloatArray, design: Design) -> Self:
+        covariance = gram(residuals, residuals, design.weight) / max(_freedom(design).sum(), 1.0)
+        deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+        return cls(deviation, *np.linalg.eigh(covariance / np.outer(deviation, deviation)))
+
+    def shrunk(self, share: float) -> FloatArray:
+        """Return the eigenvalues of the correlation mixed with the identity."""
+        return np.maximum((1 - share) * self.values + share, 1e-6)
+
+    def roots(self, share: float) -> tuple[FloatArray, FloatArray]:
+        """Return W and C."""
+        root, vectors = np.sqrt(self.shrunk(share)), self.vectors
+        return (vectors / root) @ vectors.T / self.deviation[:, None], (
+            vectors * root
+        ) @ vectors.T * self.deviation
+
+    def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
+        """Return the log-likelihood of residuals up to a constant, by share."""
+        squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
+        values = np.array([self.shrunk(share) for share in POOLED_SHRINKAGES])
+        result: FloatArray = -0.5 * (
+            (squares / values).sum(axis=1) + weight.sum() * np.log(values).sum(axis=1)
+        )
+        return result
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -169,26 +184,50 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
 
 
-def _chosen_shrinkage(residuals: FloatArray, design: Design) -> float:
-    """Return k by the log-likelihood of held-out participants of each site."""
-    likelihoods = []
-    for train, held in design.folds():
-        n = design.only(train).n_participants
-        # Around the means of training participants: those of all have seen the held-out ones.
-        a, b = residuals[train], residuals[held]
-        means = site_sums(a, design.site[train], design.n_sites, design.weight[train])
-        means /= np.maximum(n, 1e-12)[:, None]
-        a -= means[design.site[train]]
-        b -= means[design.site[held]]
-        b *= np.sqrt(n / (n + 1))[design.site[held], None]  # the mean's variance adds to theirs
-        n = np.maximum(n - 1, 0.0)
-        whiten, _ = _roots(a, design.weight[train], n.sum())
-        for s in np.unique(design.site[held]):
-            fitted, judged = design.site[train] == s, design.site[held] == s
-            directions = _principal(a[fitted] @ whiten, design.weight[train][fitted])
-            white, weight = b[judged] @ whiten, design.weight[held][judged]
-            likelihoods.append(_log_likelihoods(*directions, n[s], white, weight))
-    return SHRINKAGES[choose(np.array(likelihoods).T)] if likelihoods else np.inf
+def _freedom(design: Design) -> FloatArray:
+    """Return the degrees of freedom of each site's residuals, (sites,)."""
+    return np.maximum(design.n_participants - 1, 0.0)
+
+
+def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[float, float]:
+    """Return the shrinkage of the pool's correlations and k, by the log-likelihood of held-out participants.
+
+    The pool's comes first: what too much or too little of it costs would be taken for the sites'.
+    """
+    pools, total, likelihoods = [], np.zeros(len(POOLED_SHRINKAGES)), []
+    for fold in design.folds():
+        fitted, a, judged, b = _around_training_means(residuals, design, *fold)
+        pools.append(_Correlation.of(a, fitted))
+        total += pools[-1].log_likelihoods(b, judged.weight)
+        del a, b  # as long as the table
+    share = float(POOLED_SHRINKAGES[total.argmax()])
+    if k is not None or not pools:
+        return share, np.inf if k is None else float(k)
+    for fold, pool in zip(design.folds(), pools, strict=True):
+        fitted, a, judged, b = _around_training_means(residuals, design, *fold)
+        (whiten, _), n = pool.roots(share), _freedom(fitted)
+        for s in np.unique(judged.site):
+            of_site, held = fitted.site == s, judged.site == s
+            directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])
+            likelihoods.append(_log_likelihoods(*directions, n[s], b[held] @ whiten, judged.weight[held]))
+        del a, b
+    return share, SHRINKAGES[choose(np.array(likelihoods).T)]
+
+
+def _around_training_means(
+    residuals: FloatArray, design: Design, train: IntArray, held: IntArray
+) -> tuple[Design, FloatArray, Design, FloatArray]:
+    """Return designs and residuals of training and held-out participants, around the former's site means.
+
+    The means of all have seen the held-out ones.
+    """
+    fitted, judged, a, b = design.only(train), design.only(held), residuals[train], residuals[held]
+    n = fitted.n_participants
+    means = site_sums(a, fitted.site, design.n_sites, fitted.weight) / np.maximum(n, 1e-12)[:, None]
+    a -= means[fitted.site]
+    b -= means[judged.site]
+    b *= np.sqrt(n / (n + 1))[judged.site, None]  # the mean's variance adds to theirs
+    return fitted, a, judged, b
 
 
 def _log_likelihoods(

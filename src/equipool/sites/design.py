@@ -76,7 +76,7 @@ def standard_deviation(residuals: FloatArray, weight: FloatArray) -> FloatArray:
     return np.sqrt(np.maximum(weight @ residuals**2 / weight.sum(), 1e-12))
 
 
-def winsorised(residuals: FloatArray, deviation: FloatArray) -> FloatArray:
+def winsorised(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
     """Return residuals winsorised, so that a failed value does not change a participant's other features."""
     return np.clip(residuals, -WINSORISE_AT * deviation, WINSORISE_AT * deviation)
 

@@ -276,7 +276,7 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class SharedTrend:
-    """The regression on all rows, and on the training rows of each fold."""
+    """The regression on all rows, or on the training rows of a fold."""
 
     basis: SplineBasis
     columns: FloatArray  # (rows, q): those of the basis, and after them those of a target
@@ -298,12 +298,17 @@ class SharedTrend:
     @cached_property
     def whole(self) -> Regression:
         """The regression on all rows."""
-        return self._regression(self._fold >= 0)
+        return self.without(-1)
 
-    @cached_property
-    def folds(self) -> tuple[Regression, ...]:
-        """The regression on the training rows of each fold; none where there is one fold."""
-        return tuple(self._regression(self._fold != k) for k in self._fold) if len(self._fold) > 1 else ()
+    def without(self, fold: int) -> Regression:
+        """Return the regression on all rows but those of a fold."""
+        moments = Moments.of(self.sums, np.arange(self.n_folds) != fold)
+        return regress(moments, self.penalty, self.kurtosis, scales_trend=self.scales_trend)
+
+    @property
+    def n_folds(self) -> int:
+        """Number of folds; with one, nothing can be held out."""
+        return self.sums[0].shape[1]
 
     @classmethod
     def fit(cls, z: FloatArray, design: Design, *, curvature: float | None = None) -> Self:
@@ -316,10 +321,10 @@ class SharedTrend:
         sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
         kurtosis = _kurtosis(z, columns, design, sums, _penalty(basis, columns, CURVATURES[0]))
         shared = cls(basis, columns, sums, kurtosis, (curvature or CURVATURES[0]) if curved else 0.0)
-        if curved and curvature is None and shared.folds:
+        if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
             shared = replace(shared, curvature=CURVATURES[choose(tried, standard_errors=1.0)])
-        if design.n_sites > 1 and basis.width and shared.folds:
+        if design.n_sites > 1 and basis.width and shared.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
             shared = scaled if choose(forms, standard_errors=1.0) else shared
@@ -331,10 +336,11 @@ class SharedTrend:
         Parts are one site's participants of one fold. Each feature has one variance: sites of small variance
         would outweigh all others otherwise.
         """
-        everybody, parts = Moments.of(self.sums, self._fold >= 0), []
+        fold, parts = np.arange(self.n_folds), []
+        everybody = Moments.of(self.sums, fold >= 0)
         variance = everybody.zz.sum(axis=0) / everybody.n.sum()
-        for fold, fit in enumerate(self.folds):
-            held = Moments.of(self.sums, self._fold == fold)
+        for k in fold:
+            fit, held = self.without(int(k)), Moments.of(self.sums, fold == k)
             squares = held.squares(fit.level, fit.slopes, fit.effect.trend_scale)
             likelihood = -0.5 * (squares / np.where(variance > 1e-18, variance, np.inf)).sum(axis=1)
             parts.append(likelihood[(held.n > 0) & (fit.n_participants > 0)])
@@ -345,14 +351,6 @@ class SharedTrend:
         q = self.basis.width
         predicted = fit.centre + self.columns[rows, :q] @ fit.slopes[:q]
         return Context(design.site[rows], design.covariates[rows], predicted)
-
-    @property
-    def _fold(self) -> IntArray:
-        return np.arange(self.sums[0].shape[1])
-
-    def _regression(self, folds: NDArray[np.bool_]) -> Regression:
-        moments = Moments.of(self.sums, folds)
-        return regress(moments, self.penalty, self.kurtosis, scales_trend=self.scales_trend)
 
 
 def regression_columns(design: Design) -> tuple[SplineBasis, FloatArray]:

@@ -87,7 +87,7 @@ class Warp(SiteEffect):
         """Fit the curves; ``wanted=None``: where they raise the likelihood of held-out participants."""
         identity = cls.identity(design.n_sites, z.shape[1])
         large, graded = design.n_participants >= MIN_PARTICIPANTS, _is_graded(z)
-        if wanted is False or large.sum() < 2 or not shared.folds or graded.all():
+        if wanted is False or large.sum() < 2 or shared.n_folds < 2 or graded.all():
             return identity
         stiffness = _choose(_held_out_gains(z, design, shared, large), graded, wanted)
         columns = np.flatnonzero(np.isfinite(stiffness))
@@ -225,7 +225,7 @@ def _losses(
 
     Curves are tried on values whose trend is scaled by the sites, for they act on the measured value.
     """
-    p, rows, fit = z.shape[1], np.concatenate([train, held]), shared.folds[fold]
+    p, rows, fit = z.shape[1], np.concatenate([train, held]), shared.without(fold)
     effect, stiffnesses = fit.effect, STIFFNESS if shared.scales_trend else ()
     rigid = np.zeros((1 + len(stiffnesses), p, design.n_sites))
     warped = np.zeros((len(stiffnesses), p, design.n_sites))

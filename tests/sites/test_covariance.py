@@ -1,0 +1,138 @@
+"""Each site's covariance against explicit matrices, and when it is chosen."""
+
+import numpy as np
+import pytest
+import random_effects as draw
+from scipy.linalg import sqrtm
+from scipy.stats import multivariate_normal
+
+from equipool.sites import covariance as module
+from equipool.sites.covariance import SHRINKAGES, Covariance
+
+
+def residuals_of(rng, sites=3, n=40, p=4, mixing=0.4):
+    """Return the residuals of sites that mix features, and their design."""
+    site = np.repeat(np.arange(sites), n)
+    mixed = np.eye(p) + mixing * rng.normal(size=(sites, p, p))
+    residuals = np.einsum("ip,ipq->iq", rng.normal(size=(len(site), p)), mixed[site])
+    residuals -= np.array([residuals[site == s].mean(axis=0) for s in range(sites)])[site]
+    return residuals, draw.design_of(site)
+
+
+@pytest.mark.parametrize(("n", "p"), [(40, 4), (5, 12)])
+def test_the_map_is_that_of_explicit_matrices(n, p):
+    rng = np.random.default_rng(0)
+    residuals, design = residuals_of(rng, n=n, p=p)
+    k = 7.0
+    effect = Covariance.fit(residuals, design, shrinkage=k)
+    deviation = np.sqrt((residuals**2).mean(axis=0))
+    near = np.clip(residuals, -4 * deviation, 4 * deviation)
+    pooled = near.T @ near / (3 * (n - 1))
+    share, _ = module._chosen_shrinkages(near, design, k)
+    pooled = (1 - share) * pooled + share * np.diag(np.diag(pooled))
+    np.testing.assert_allclose(effect.colour.T @ effect.colour, pooled)
+    np.testing.assert_allclose(effect.whiten @ effect.colour, np.eye(p), atol=1e-9)
+    for s in range(3):
+        rows = design.site == s
+        white = near[rows] @ effect.whiten
+        share = (n - 1) / (n - 1 + k)
+        a = share * white.T @ white / (n - 1) + (1 - share) * np.eye(p)
+        e = rng.uniform(-1, 1, (6, p)) * deviation
+        at = draw.context(s, e)
+        np.testing.assert_allclose(
+            effect.redo(e, at), e @ effect.whiten @ sqrtm(a) @ effect.colour, atol=1e-9
+        )
+        np.testing.assert_allclose(effect.log_det(e, at), -0.5 * np.linalg.slogdet(a)[1])
+
+
+@pytest.mark.parametrize(("n", "p"), [(40, 4), (5, 12)])
+def test_the_pools_shrinkage_is_that_with_which_held_out_participants_are_likeliest(n, p):
+    residuals, design = residuals_of(np.random.default_rng(0), n=n, p=p)
+    total = np.zeros(len(module.POOLED_SHRINKAGES))
+    for fold in range(3):
+        train, held = (residuals[rows].copy() for rows in (design.fold != fold, design.fold == fold))
+        site, held_site = (design.site[rows] for rows in (design.fold != fold, design.fold == fold))
+        for s in range(3):
+            n_train, mean = (site == s).sum(), train[site == s].mean(axis=0)
+            train[site == s] -= mean
+            held[held_site == s] = (held[held_site == s] - mean) * np.sqrt(n_train / (n_train + 1))
+        pooled = train.T @ train / (len(train) - 3)
+        for k, share in enumerate(module.POOLED_SHRINKAGES):
+            shrunk = (1 - share) * pooled + share * np.diag(np.diag(pooled))
+            total[k] += multivariate_normal(cov=shrunk, allow_singular=True).logpdf(held).sum()
+    share, _ = module._chosen_shrinkages(residuals, design, 7.0)
+    assert share == module.POOLED_SHRINKAGES[total.argmax()]
+
+
+@pytest.mark.parametrize(("n", "p"), [(40, 4), (6, 12)])
+def test_held_out_likelihoods_are_those_of_multivariate_normals(n, p):
+    rng = np.random.default_rng(0)
+    train, held = rng.normal(size=(n, p)), 1.3 * rng.normal(size=(5, p))
+    weight, held_weight = rng.uniform(0.5, 1, n), rng.uniform(0.5, 1, 5)
+    directions = module._principal(train, weight)
+    found = module._log_likelihoods(*directions, weight.sum(), held, held_weight)
+    estimate = (train.T * weight) @ train / weight.sum()
+    for k, value in zip(SHRINKAGES[1:], found[1:], strict=True):
+        share = weight.sum() / (weight.sum() + k)
+        normal = multivariate_normal(cov=share * estimate + (1 - share) * np.eye(p))
+        expected = held_weight @ (normal.logpdf(held) - multivariate_normal(cov=np.eye(p)).logpdf(held))
+        assert value - found[0] == pytest.approx(expected)
+
+
+def test_principal_directions_are_the_same_by_either_gram_matrix():
+    rng = np.random.default_rng(0)
+    rows, weight = rng.normal(size=(5, 8)), rng.uniform(0.5, 1, 5)
+    for x in (rows, np.vstack([rows, rows[:4]])):  # wide, and tall of rank 5
+        w = np.append(weight, weight[: len(x) - 5])
+        vectors, squares = module._principal(x, w)
+        assert vectors.shape == (5, 8)
+        np.testing.assert_allclose(vectors @ vectors.T, np.eye(5), atol=1e-9)
+        np.testing.assert_allclose((vectors.T * squares) @ vectors, (x.T * w) @ x, atol=1e-9)
+
+
+def test_a_site_of_one_participant_has_the_covariance_of_the_pool():
+    rng = np.random.default_rng(0)
+    residuals, design = residuals_of(rng)
+    site = np.append(design.site, 3)
+    effect = Covariance.fit(np.vstack([residuals, np.zeros(4)]), draw.design_of(site), shrinkage=30.0)
+    z = rng.normal(size=(5, 4))
+    np.testing.assert_allclose(effect.undo(z, draw.context(3, z)), z)
+
+
+def chosen(residuals, design):
+    return Covariance.fit(residuals, design).shrinkage
+
+
+@pytest.mark.parametrize(("sites", "n", "p"), [(3, 80, 10), (20, 15, 10), (30, 2, 12), (4, 30, 60)])
+def test_covariances_that_do_not_differ_are_left_alone(sites, n, p):
+    """Also where sites are so small that a site's mean gives its held-out participants away, and where
+    features are so many and so correlated that the pool's covariance is not known well.
+    """
+    values = []
+    for seed in range(12):
+        residuals, design = residuals_of(np.random.default_rng(seed), sites, n, p, mixing=0.0)
+        residuals = residuals @ (np.eye(p) + 0.3 * np.random.default_rng(seed).normal(size=(p, p)))
+        values.append(np.isfinite(chosen(residuals, design)))
+    assert np.mean(values) <= 0.2
+
+
+@pytest.mark.parametrize(("sites", "n", "p"), [(3, 80, 10), (20, 30, 10)])
+def test_covariances_that_differ_are_brought_to_the_pools(sites, n, p):
+    for seed in range(4):
+        residuals, design = residuals_of(np.random.default_rng(seed), sites, n, p)
+        effect = Covariance.fit(residuals, design)
+        assert np.isfinite(effect.shrinkage)
+        undone = effect.undo(residuals, draw.context(design.site, residuals))
+        pooled = effect.colour.T @ effect.colour
+        before, after = (
+            np.mean([np.abs(np.cov(x[design.site == s].T) - pooled).mean() for s in range(sites)])
+            for x in (residuals, undone)
+        )
+        assert after < 0.6 * before
+
+
+def test_without_held_out_participants_nothing_is_chosen():
+    residuals, design = residuals_of(np.random.default_rng(0))
+    one_fold = draw.design_of(design.site, folds=1)
+    assert Covariance.fit(residuals, one_fold).is_identity
+    assert Covariance.fit(residuals[:, :1], design).is_identity
