@@ -148,7 +148,7 @@ def account_of(
     return Account(
         kind=kind if harmonize else "given",
         names=_names(pool, before.shape[1], numbered(subject, len(pool))),
-        preflight=preflight.to_dict(),
+        preflight=json.loads(json.dumps(preflight.to_dict())),
         densities={
             name: tables.density_table(name, pool.site_labels, pool.C[:, k])
             for k, name in enumerate(covariates)
