@@ -57,7 +57,7 @@ def test_tables_that_are_taken_in_pieces_give_the_same(monkeypatch, gain):
     subject = rng.integers(0, 150, len(x))
     results = []
     for numbers in (10**9, 100):
-        monkeypatch.setattr("equipool.sites.passes.PIECE", numbers)
+        monkeypatch.setattr("equipool.sites.design.PIECE", numbers)
         harmonizer = ep.SiteHarmonizer(bending=True)
         harmonizer.fit(x, pool.y, site=pool.site_labels, covariates=pool.C, subject=subject)
         results.append(harmonizer.transform(x, site=pool.site_labels, covariates=pool.C))

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 import equipool as ep
 from equipool.exceptions import InputError
-from equipool.sites import passes
+from equipool.sites import design as passes
 from equipool.sites import rising_curves as module
 from equipool.sites import warp as choices
 from equipool.sites.design import Design

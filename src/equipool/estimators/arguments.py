@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from equipool.checks import Inputs
 from equipool.checks.inputs import parse_labels
 from equipool.exceptions import InputError
-from equipool.sites.passes import site_rows
+from equipool.sites.design import site_rows
 
 __all__ = [
     "chosen_rows",

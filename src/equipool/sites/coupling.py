@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipool.randomness import seed_for
-from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, Design, standard_deviation, winsorised
-from equipool.sites.effect import Context, SiteEffect, array, choose
-from equipool.sites.passes import gram
+from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, TINY, Design, gram, winsorised
+from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Coupling"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
-
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
-MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features leave no rest
-MAX_FEATURES = 500  # beyond, training would take minutes
-HIDDEN, STEPS, RATE = 24, 200, 1e-2  # units; steps and rate of Adam, after which the loss hardly falls
-RIDGE = 100.0  # equivalent participants of a site that does nothing
-
-_LOCK = Lock()  # the number of threads belongs to the whole process
+MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features have no rest
+MAX_FEATURES = 500  # beyond, the last layers of many sites would be the largest part of a model
+HIDDEN = 128  # units; 256 come no nearer to the truth (docs/experiments.md)
+RANGE = (0.01, 0.99)  # quantiles of a covariate that make its range, so that one wrong age does not decide
+RIDGE = 30.0  # equivalent participants of a site that does nothing; 10 and 100 come less near to the truth
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +29,17 @@ class Coupling(SiteEffect):
     The scores of a participant along the factors in which participants differ most make, with a plane for
     each covariate, a point :math:`\ell` of a sphere on which the covariates act by rotation,
     :math:`\ell(c + t) = \rho(t)\,\ell(c)`. A network :math:`f_s` on :math:`\ell`, with hidden units that all
-    sites share and a last layer for each site, predicts what differs between sites in the rest of the
-    residual:
+    sites share and a last layer :math:`H_s` for each site, predicts what differs between sites in the rest of
+    the residual:
 
-    .. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad f_s \perp \text{the scores},
+    .. math:: T_s(m + e) = m + e + a\,f_s(\ell(e, c)), \qquad
+              f_s(\ell) = H_s \left[\tanh(V \ell(e, c) + b) - \tanh(V \ell(0, c) + b)\right], \qquad
+              f_s \perp \text{the scores},
 
     so that :math:`\ell` is the same before and after: where no residual is winsorised, the map has an exact
-    inverse and keeps volumes. The mean participant (scores of 0) is not moved at any age. The share
-    :math:`a` is chosen by the likelihood of held-out participants.
+    inverse and keeps volumes. The mean participant (scores of 0) is not moved at any age. :math:`V` and
+    :math:`b` are drawn at random, :math:`H_s` is a ridge regression, and the share :math:`a` is chosen by the
+    likelihood of held-out participants.
     """
 
     name: ClassVar[str] = "coupling"
@@ -53,9 +48,9 @@ class Coupling(SiteEffect):
     middle: FloatArray = array("planes")  # of each covariate's range
     reach: FloatArray = array("planes", positive=True)  # half the range, which is a quarter of a turn
     scores: FloatArray = array("features", "scores")  # residuals @ scores have a variance of 1
-    weights: FloatArray = array("latent", "hidden")  # of the hidden units
-    bias: FloatArray = array("hidden")
-    heads: FloatArray = array("heads", "hidden", "features")  # a f_s of the hidden units
+    weights: FloatArray = array("latent", "hidden")  # V
+    bias: FloatArray = array("hidden")  # b
+    heads: FloatArray = array("heads", "hidden", "features")  # a H_s
     head_of: IntArray = array("sites", integer=True)  # which head is a site's; −1: none
     deviation: FloatArray = array("features")  # of residuals
 
@@ -82,26 +77,21 @@ class Coupling(SiteEffect):
 
     @classmethod
     def fit(cls, residuals: FloatArray, design: Design, *, wanted: bool | None = None, seed: int = 0) -> Self:
-        """Train the network on residuals (rows, features); ``None``: if held-out ones confirm it."""
-        identity = cls.identity(design.n_sites, residuals.shape[1])
-        rows = _training_rows(design, residuals.shape[1])
-        if wanted is False or not len(rows):
-            return identity
+        """Fit the network to residuals (rows, features); ``None``: if held-out participants confirm it."""
+        n_sites, p = design.n_sites, residuals.shape[1]
+        rows = _rows_of_large_sites(design)
+        if wanted is False or design.n_folds < 2 or not len(rows) or not MAX_SCORES + 2 <= p <= MAX_FEATURES:
+            return cls.identity(n_sites, p)
         design, residuals = design.only(rows), residuals[rows]
-        deviation = standard_deviation(residuals, design.weight)
+        deviation = design.deviation(residuals)
         residuals = winsorised(residuals, deviation)
-        with _one_thread():
-            share = _chosen_share(residuals, design, wanted, seed)
-            if not share:
-                return identity
-            sphere = _Sphere.of(residuals, design)
-            weights, bias, _, heads = _train(sphere, residuals, design, seed)
-        sites = np.unique(design.site)
-        head_of = identity.head_of.copy()
-        head_of[sites] = np.arange(len(sites))
-        heads *= share * np.where(sphere.alive, sphere.deviation, 0.0)
-        ranges = sphere.middle, sphere.reach
-        return cls(share, *ranges, sphere.scores, weights, bias, heads, head_of, deviation)
+        gains = np.array(list(cls._held_out_gains(residuals, design, seed))).T
+        # A network that is asked for has the most likely share above 0; otherwise the one rule decides.
+        share = SHARES[1 + int(gains[1:].sum(axis=1).argmax()) if wanted else choose(gains)]
+        if not share:
+            return cls.identity(n_sites, p)
+        whole, _, _ = cls._trained(residuals, design, np.arange(len(rows)), seed)
+        return replace(whole, share=share, heads=share * whole.heads, deviation=deviation)
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return rows − a f_s(ℓ)."""
@@ -116,26 +106,88 @@ class Coupling(SiteEffect):
         return replace(self, head_of=np.append(self.head_of, -1))
 
     def latent(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
-        """Return participants as points ℓ of the sphere, (rows, latent)."""
-        return _on_sphere(residuals @ self.scores, covariates, self.middle, self.reach)
+        """Return participants as points ℓ of the sphere, (rows, latent).
+
+        (cos, sin) of each covariate's angle beside half the scores, at length 1. Beyond the range of the
+        training participants the angle stays that of the range's end.
+        """
+        k = covariates.shape[1]
+        angle = np.clip((covariates - self.middle) / self.reach, -1, 1) * (np.pi / 2)
+        planes = np.hstack([np.cos(angle), np.sin(angle)]) if k else np.ones((len(residuals), 1))
+        point = np.hstack([planes / np.sqrt(max(k, 1)), residuals @ self.scores / 2])
+        result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
+        return result
 
     def _part(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return a f_s(ℓ), (rows, features)."""
         result = np.zeros_like(rows)
         if self.is_identity:
             return result
-        residuals = winsorised(rows - at.predicted, self.deviation)
-        points, means = (self.latent(each, at.covariates) for each in (residuals, np.zeros_like(residuals)))
-        units = _units(points, means, self.weights, self.bias)
+        units = self._units(winsorised(rows - at.predicted, self.deviation), at.covariates)
         for s in np.unique(at.site[self.head_of[at.site] >= 0]):
             result[at.site == s] = units[at.site == s] @ self.heads[self.head_of[s]]
         return result
 
+    def _units(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
+        """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
+        points, means = (self.latent(each, covariates) for each in (residuals, np.zeros_like(residuals)))
+        units: FloatArray = np.tanh(points @ self.weights + self.bias)
+        return units - np.tanh(means @ self.weights + self.bias)
 
-def _training_rows(design: Design, p: int) -> IntArray:
-    """Return the rows of sites with enough participants, at most MAX_ROWS; none where that makes no sense."""
-    if design.n_folds < 2 or not MAX_SCORES + 2 <= p <= MAX_FEATURES:
-        return np.empty(0, dtype=np.intp)
+    # -- fitting -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _trained(
+        cls, residuals: FloatArray, design: Design, train: IntArray, seed: int
+    ) -> tuple[Self, FloatArray, FloatArray]:
+        """Return the coupling of some rows with a share of 1, and of all rows its units and what it explains.
+
+        These are ridge regressions on the units: of the rest of the residuals beside the scores, in standard
+        deviations, and of what that misses at each site. Sites' layers add up to 0 over participants.
+        """
+        fitted, identity = design.only(train), cls.identity(design.n_sites, residuals.shape[1])
+        covariance = gram(residuals[train], fitted.weight) / fitted.weight.sum()
+        varies = np.diag(covariance) > TINY
+        deviation = np.sqrt(np.where(varies, np.diag(covariance), np.inf))
+        values, axes = _factors(covariance / np.outer(deviation, deviation), fitted.weight.sum())
+        low, high = np.quantile(fitted.covariates, RANGE, axis=0)
+        rng = np.random.default_rng(seed_for(seed, "site network"))
+        coupling = replace(
+            identity,
+            middle=(low + high) / 2,
+            reach=np.where(high > low, (high - low) / 2, 1.0),
+            scores=axes / np.sqrt(values) / deviation[:, None],
+            weights=rng.standard_normal((max(2 * len(low), 1) + len(values), HIDDEN)),
+            bias=rng.standard_normal(HIDDEN),
+            deviation=deviation,
+        )
+        units, rest = coupling._units(residuals, design.covariates), residuals / deviation
+        rest -= (rest @ axes) @ axes.T
+        rest -= units @ _ridge(units[train], rest[train], fitted.weight)
+        sites = np.unique(fitted.site)
+        of_sites = [train[fitted.site == s] for s in sites]
+        heads = np.stack([_ridge(units[rows], rest[rows], design.weight[rows]) for rows in of_sites])
+        heads -= np.average(heads, axis=0, weights=fitted.n_participants[sites])
+        identity.head_of[sites] = np.arange(len(sites))
+        heads *= np.where(varies, deviation, 0.0)
+        return replace(coupling, heads=heads, head_of=identity.head_of), units, rest
+
+    @classmethod
+    def _held_out_gains(cls, residuals: FloatArray, design: Design, seed: int) -> Iterator[FloatArray]:
+        """Yield by how much the log-likelihood of a site's held-out participants rises, (shares,)."""
+        shares = np.array(SHARES)
+        for train, held in design.folds():
+            coupling, units, rest = cls._trained(residuals, design, train, seed)
+            for s in np.unique(design.site[held]):
+                rows = held[design.site[held] == s]
+                part = units[rows] @ coupling.heads[coupling.head_of[s]] / coupling.deviation
+                weight = design.weight[rows]
+                across, square = weight @ (rest[rows] * part).sum(axis=1), weight @ (part**2).sum(axis=1)
+                yield shares * across - shares**2 / 2 * square
+
+
+def _rows_of_large_sites(design: Design) -> IntArray:
+    """Return at most MAX_ROWS rows, of sites with enough participants; none where fewer than two have."""
     rows = np.arange(len(design.site))
     if len(rows) > MAX_ROWS:
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_ROWS])
@@ -143,145 +195,17 @@ def _training_rows(design: Design, p: int) -> IntArray:
     return rows[large[design.site[rows]]] if large.sum() > 1 else rows[:0]
 
 
-def _on_sphere(scores: FloatArray, c: FloatArray, middle: FloatArray, reach: FloatArray) -> FloatArray:
-    """Return (cos, sin) of each covariate's angle beside half the scores, at length 1.
-
-    Beyond the range of the training participants the angle stays that of the range's end.
-    """
-    angle = np.clip((c - middle) / reach, -1, 1) * (np.pi / 2)
-    planes = np.hstack([np.cos(angle), np.sin(angle)]) if c.shape[1] else np.ones((len(scores), 1))
-    point = np.hstack([planes / np.sqrt(max(c.shape[1], 1)), scores / 2])
-    result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
-    return result
+def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]:
+    """Return the largest eigenvalues (q,) and eigenvectors (p, q): those beyond chance, and at least one."""
+    values, vectors = np.linalg.eigh(correlation)
+    chance = (1 + np.sqrt(len(values) / n)) ** 2  # the largest of independent features: Marchenko and Pastur
+    q = int(np.clip((values > chance).sum(), 1, MAX_SCORES))
+    values, vectors = np.maximum(values[: -q - 1 : -1], TINY), vectors[:, : -q - 1 : -1]
+    # An eigenvector's sign is arbitrary; without one the order of the features would decide.
+    return values, vectors * np.where((vectors**3).sum(axis=0) < 0, -1.0, 1.0)
 
 
-def _units(points: FloatArray, means: FloatArray, weights: FloatArray, bias: FloatArray) -> FloatArray:
-    """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
-    units: FloatArray = np.tanh(points @ weights + bias) - np.tanh(means @ weights + bias)
-    return units
-
-
-@dataclass(frozen=True, eq=False)
-class _Sphere:
-    """The factors in which participants differ most, and the covariates' range."""
-
-    middle: FloatArray
-    reach: FloatArray
-    deviation: FloatArray
-    axes: FloatArray  # (p, q), orthonormal, in units of the features' deviation
-    scores: FloatArray
-    alive: NDArray[np.bool_]  # features that vary beside site and trend
-
-    @classmethod
-    def of(cls, residuals: FloatArray, design: Design) -> _Sphere:
-        covariance = gram(residuals, residuals, design.weight) / design.weight.sum()
-        alive = np.diag(covariance) > 1e-12
-        deviation = np.sqrt(np.where(alive, np.diag(covariance), 1.0))
-        values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
-        values, vectors = values[::-1], vectors[:, ::-1]
-        # Beyond the largest eigenvalue that chance makes (Marchenko and Pastur), and at least one.
-        chance = (1 + np.sqrt(len(values) / design.weight.sum())) ** 2
-        q = int(np.clip((values > 1.2 * chance).sum(), 1, MAX_SCORES))
-        # An eigenvector's sign is arbitrary; without one the order of the features would decide.
-        axes = vectors[:, :q] * np.where((vectors[:, :q] ** 3).sum(axis=0) < 0, -1.0, 1.0)
-        low, high = np.quantile(design.covariates, [0.01, 0.99], axis=0)  # one wrong age must not decide
-        reach = np.where(high > low, (high - low) / 2, 1.0)
-        scores = axes / np.sqrt(np.maximum(values[:q], 1e-12)) / deviation[:, None]
-        return cls((low + high) / 2, reach, deviation, axes, scores, alive)
-
-    def data(self, residuals: FloatArray, c: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return points of participants and of mean ones of their age, and the rest beside the scores."""
-        scores = residuals @ self.scores
-        points, means = (_on_sphere(each, c, self.middle, self.reach) for each in (scores, 0 * scores))
-        rest = np.where(self.alive, residuals / self.deviation, 0.0)
-        return points, means, self.off_scores(rest)
-
-    def off_scores(self, values: FloatArray) -> FloatArray:
-        """Return values (..., p) in units of the features' deviation without their part along the scores."""
-        return values - (values @ self.axes) @ self.axes.T
-
-
-def _chosen_share(residuals: FloatArray, design: Design, wanted: bool | None, seed: int) -> float:
-    """Return the share by the Gaussian log-likelihood of held-out participants of each site."""
-    parts: list[FloatArray] = []
-    for train, held in design.folds():
-        parts += _held_out_gains(residuals, design, train, held, seed)
-        if wanted is None and np.sum(parts, axis=0).max(initial=0.0) <= 0:
-            return 0.0
-    gains = np.array(parts).T
-    return SHARES[1 + int(gains[1:].sum(axis=1).argmax()) if wanted else choose(gains)]
-
-
-def _held_out_gains(
-    residuals: FloatArray, design: Design, train: IntArray, held: IntArray, seed: int
-) -> list[FloatArray]:
-    """Return for each site by how much the log-likelihood of its held-out participants rises, by share."""
-    fitted, judged = design.only(train), design.only(held)
-    sphere = _Sphere.of(residuals[train], fitted)
-    weights, bias, shared, heads = _train(sphere, residuals[train], fitted, seed)
-    points, means, goal = sphere.data(residuals[held], judged.covariates)
-    units = _units(points, means, weights, bias)
-    missed, shares, gains = goal - units @ shared, np.array(SHARES), []
-    for head, s in zip(heads, np.unique(fitted.site), strict=True):
-        rows = np.flatnonzero(judged.site == s)
-        part, w = units[rows] @ head, judged.weight[rows]
-        across, square = w @ (missed[rows] * part).sum(axis=1), w @ (part**2).sum(axis=1)
-        gains += [shares * across - shares**2 / 2 * square] if len(rows) else []
-    return gains
-
-
-def _train(
-    sphere: _Sphere, residuals: FloatArray, design: Design, seed: int
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return hidden weights and bias, the last layer that sites share, and what each site adds to it.
-
-    The latter two are off the scores. Least squares by Adam over all rows at once; sites' additions are
-    penalised by RIDGE and add up to nothing over participants.
-    """
-    import torch
-
-    def tensor(values: Any) -> torch.Tensor:
-        # In float32 the order of rows would show in the fourth digit.
-        return torch.tensor(values, dtype=torch.float64, device="cpu")
-
-    order = np.argsort(design.site, kind="stable")
-    sizes = np.bincount(design.site)
-    sites, sizes = np.flatnonzero(sizes), sizes[sizes > 0].tolist()
-    data = sphere.data(residuals[order], design.covariates[order])
-    points, means, goal, weight = (tensor(values) for values in (*data, design.weight[order]))
-    share = tensor(design.n_participants[sites] / design.weight.sum())[:, None, None]
-    rng, width = np.random.default_rng(seed_for(seed, "site network")), goal.shape[1]
-    hidden = tensor(rng.standard_normal((points.shape[1], HIDDEN))).requires_grad_()
-    bias = tensor(rng.standard_normal(HIDDEN)).requires_grad_()
-    shared = tensor(np.zeros((HIDDEN, width))).requires_grad_()
-    heads = tensor(np.zeros((len(sites), HIDDEN, width))).requires_grad_()
-    adam = torch.optim.Adam([hidden, bias, shared, heads], lr=RATE)
-    for _ in range(STEPS):
-        units = torch.tanh(points @ hidden + bias) - torch.tanh(means @ hidden + bias)
-        differences = heads - (share * heads).sum(dim=0)
-        parts = zip(units.split(sizes), differences, strict=True)
-        missed = goal - units @ shared - torch.cat([part @ head for part, head in parts])
-        loss = (weight * missed.square().sum(dim=1)).sum()
-        loss = (loss + RIDGE * (heads.square().sum() + 0.1 * shared.square().sum())) / goal.numel()
-        adam.zero_grad(set_to_none=True)
-        loss.backward()
-        adam.step()
-    with torch.no_grad():
-        differences = heads - (share * heads).sum(dim=0)
-    weights, offset, last, added = (one.detach().numpy() for one in (hidden, bias, shared, differences))
-    return weights, offset, sphere.off_scores(last), sphere.off_scores(added)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Train on one thread, for these matrices are too small for more, whatever torch is set to outside."""
-    import torch
-
-    with _LOCK:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                yield
-        finally:
-            torch.set_num_threads(threads)
+def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
+    weighted = units.T * weight
+    return np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal)

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipool.sites.design import Design, standard_deviation, winsorised
-from equipool.sites.effect import Context, SiteEffect, array, choose
-from equipool.sites.passes import gram, site_rows, site_sums
+from equipool.sites.design import TINY, Design, gram, site_rows, winsorised
+from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Covariance"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 
 SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
 POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
@@ -27,16 +22,16 @@ MAX_FEATURES = 2000  # beyond, covariances are left as they are: time grows with
 class Covariance(SiteEffect):
     r"""The covariance of a site's residuals, shrunk to the pool's.
 
-    With the pooled covariance :math:`\Sigma = C^\top C` and whitened residuals :math:`w = W e`,
+    With the pooled covariance :math:`\Sigma = C^\top C`, its inverse root :math:`W`, and :math:`n_s + 1`
+    participants,
 
     .. math:: T_s(m + e) = m + C^\top A_s^{1/2} W e, \qquad
               A_s = \frac{n_s}{n_s + k}\,\hat A_s + \frac{k}{n_s + k}\,I,
 
-    where :math:`\hat A_s` is the covariance of the site's whitened residuals, kept as its principal
-    directions, and :math:`n_s + 1` its number of participants. The larger the shrinkage :math:`k`, the less
-    is removed. It is chosen by the likelihood of held-out participants, and infinite where no site's
-    covariance raises it. What is cut off a residual by winsorising is added again; where that is nothing,
-    the inverse is exact.
+    where :math:`\hat A_s` is the covariance of the site's whitened residuals :math:`W e`, kept as its
+    principal directions. The larger the shrinkage :math:`k`, the less is removed. It is chosen by the
+    likelihood of held-out participants, and infinite where no site's covariance raises it. What winsorising
+    cuts off a residual is added again; where that is nothing, the inverse is exact.
     """
 
     name: ClassVar[str] = "covariance"
@@ -74,7 +69,7 @@ class Covariance(SiteEffect):
         identity = cls.identity(n_sites, p)
         if n_sites < 2 or not 2 <= p <= MAX_FEATURES or shrinkage == np.inf:
             return identity
-        deviation = standard_deviation(residuals, design.weight)
+        deviation = design.deviation(residuals)
         residuals = winsorised(residuals, deviation)
         pooled_shrinkage, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
@@ -82,11 +77,9 @@ class Covariance(SiteEffect):
         n = _freedom(design)
         whiten, colour = _Correlation.of(residuals, design).roots(pooled_shrinkage)
         white = residuals @ whiten
-        directions = [
-            _principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)
-        ]
-        start = np.cumsum([0, *(len(squares) for _, squares in directions)]).astype(np.intp)
-        vectors, squares = np.vstack([v for v, _ in directions]), np.concatenate([s for _, s in directions])
+        sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
+        start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
+        vectors, squares = (np.concatenate(parts) for parts in zip(*sites, strict=True))
         values = (squares + k) / (np.repeat(n, np.diff(start)) + k)
         return cls(k, whiten, colour, vectors, values, start, k / (n + k), deviation)
 
@@ -146,28 +139,25 @@ class _Correlation:
 
     @classmethod
     def of(cls, residuals: FloatArray, design: Design) -> Self:
-        covariance = gram(residuals, residuals, design.weight) / max(_freedom(design).sum(), 1.0)
-        deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+        covariance = gram(residuals, design.weight) / max(_freedom(design).sum(), 1.0)
+        deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         return cls(deviation, *np.linalg.eigh(covariance / np.outer(deviation, deviation)))
 
     def shrunk(self, share: float) -> FloatArray:
         """Return the eigenvalues of the correlation mixed with the identity."""
-        return np.maximum((1 - share) * self.values + share, 1e-6)
+        return np.maximum((1 - share) * self.values + share, TINY)
 
     def roots(self, share: float) -> tuple[FloatArray, FloatArray]:
         """Return W and C."""
         root, vectors = np.sqrt(self.shrunk(share)), self.vectors
-        return (vectors / root) @ vectors.T / self.deviation[:, None], (
-            vectors * root
-        ) @ vectors.T * self.deviation
+        whiten = (vectors / root) @ vectors.T / self.deviation[:, None]
+        return whiten, (vectors * root) @ vectors.T * self.deviation
 
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the log-likelihood of residuals up to a constant, by share."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
         values = np.array([self.shrunk(share) for share in POOLED_SHRINKAGES])
-        result: FloatArray = -0.5 * (
-            (squares / values).sum(axis=1) + weight.sum() * np.log(values).sum(axis=1)
-        )
+        result: FloatArray = -0.5 * (squares / values + weight.sum() * np.log(values)).sum(axis=1)
         return result
 
 
@@ -179,7 +169,7 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     rows = white * np.sqrt(weight)[:, None]
     wide = len(rows) < rows.shape[1]
     squares, vectors = np.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-    kept = squares > 1e-12 * max(squares.max(initial=0.0), 1e-300)
+    kept = squares > TINY * squares.max(initial=TINY)
     squares, vectors = squares[kept], vectors[:, kept]
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
 
@@ -192,14 +182,14 @@ def _freedom(design: Design) -> FloatArray:
 def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[float, float]:
     """Return the shrinkage of the pool's correlations and k, by the log-likelihood of held-out participants.
 
-    The pool's comes first: what too much or too little of it costs would be taken for the sites'.
+    The pool's comes first: what too much or too little of it costs would be taken for the sites'. It removes
+    nothing, so the most likely one is taken; only k says whether there is an effect.
     """
     pools, total, likelihoods = [], np.zeros(len(POOLED_SHRINKAGES)), []
     for fold in design.folds():
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
         pools.append(_Correlation.of(a, fitted))
         total += pools[-1].log_likelihoods(b, judged.weight)
-        del a, b  # as long as the table
     share = float(POOLED_SHRINKAGES[total.argmax()])
     if k is not None or not pools:
         return share, np.inf if k is None else float(k)
@@ -210,7 +200,6 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])
             likelihoods.append(_log_likelihoods(*directions, n[s], b[held] @ whiten, judged.weight[held]))
-        del a, b
     return share, SHRINKAGES[choose(np.array(likelihoods).T)]
 
 
@@ -219,13 +208,11 @@ def _around_training_means(
 ) -> tuple[Design, FloatArray, Design, FloatArray]:
     """Return designs and residuals of training and held-out participants, around the former's site means.
 
-    The means of all have seen the held-out ones.
+    The means over all participants depend on the held-out ones.
     """
-    fitted, judged, a, b = design.only(train), design.only(held), residuals[train], residuals[held]
-    n = fitted.n_participants
-    means = site_sums(a, fitted.site, design.n_sites, fitted.weight) / np.maximum(n, 1e-12)[:, None]
-    a -= means[fitted.site]
-    b -= means[judged.site]
+    fitted, judged, n = design.only(train), design.only(held), design.only(train).n_participants
+    means = fitted.site_means(residuals[train])
+    a, b = residuals[train] - means[fitted.site], residuals[held] - means[judged.site]
     b *= np.sqrt(n / (n + 1))[judged.site, None]  # the mean's variance adds to theirs
     return fitted, a, judged, b
 

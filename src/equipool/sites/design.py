@@ -1,56 +1,43 @@
-"""The design of a table: site, participant, covariates and fold of each row; outlying and shared values."""
+"""The design of a table; sums over its rows by site, in pieces that fit into a cache; outlying values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Design", "find_point_masses", "standard_deviation", "winsorised"]
+from equipool.sites.effect import FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
+__all__ = ["Design", "find_point_masses", "gram", "pieces", "site_rows", "site_sums", "winsorised"]
 
+TINY = (
+    1e-12  # variance, in those of the standardised feature, below which it is rounding; divisors stay above
+)
 WINSORISE_AT = 4.0  # standard deviations; of a Gaussian feature, 6 values in 100 000 are farther out
-MIN_PARTICIPANTS = 25  # of a site, for a warp or a coupling of its own; below, held-out gains are noise
-MAX_ROWS = 10_000  # drawn at random to choose a warp and to train a coupling; more hardly change either
+MIN_PARTICIPANTS = 25  # of a site, for its warp or coupling; below, held-out gains are noise
+MAX_ROWS = 10_000  # drawn at random to choose a warp and to fit a coupling; more hardly change either
 MAX_ITERATIONS = 30  # of loops that stop when nothing changes, most after fewer than ten
 POINT_MASS = 0.05  # least share of rows with one value
 POINT_MASS_RATIO = 3.0  # times as many rows as the next most common value; rounded values repeat as often
+PIECE = 2**17  # numbers of a pass at a time: a megabyte, which fits into a cache
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """What is known of each row.
+    """What is known of each row."""
 
-    Attributes
-    ----------
-    site
-        (rows,): site index.
-    covariates
-        (rows, K): what is kept.
-    target
-        (rows, E): columns of a target to allow for when shifts are estimated; E = 0 without one.
-    weight
-        (rows,): 1 over the number of rows of the participant.
-    fold
-        (rows,): folds of participants, for choices on held-out ones.
-    n_sites
-        Number of sites; some may have no row.
-    """
-
-    site: IntArray
-    covariates: FloatArray
-    target: FloatArray
-    weight: FloatArray
-    fold: IntArray
-    n_sites: int
+    site: IntArray  # (rows,), index
+    covariates: FloatArray  # (rows, K), whose effects are kept
+    target: FloatArray  # (rows, E), columns to allow for when shifts are estimated; E = 0 without a target
+    weight: FloatArray  # (rows,), 1 over the number of rows of the participant
+    fold: IntArray  # (rows,), folds of participants, for choices on held-out ones
+    n_sites: int  # some may have no row
 
     @property
     def n_folds(self) -> int:
-        """Number of folds."""
+        """Number of folds; with one, nothing can be held out."""
         return int(self.fold.max()) + 1
 
     @property
@@ -67,13 +54,52 @@ class Design:
         """Yield rows to fit on and held-out rows of sites that were fitted; nothing for one fold."""
         for fold in range(self.n_folds if self.n_folds > 1 else 0):
             train = np.flatnonzero(self.fold != fold)
-            seen = np.bincount(self.site[train], minlength=self.n_sites) > 0
-            yield train, np.flatnonzero((self.fold == fold) & seen[self.site])
+            fitted = np.bincount(self.site[train], minlength=self.n_sites) > 0
+            yield train, np.flatnonzero((self.fold == fold) & fitted[self.site])
+
+    def site_means(self, values: FloatArray) -> FloatArray:
+        """Return the weighted mean of values (rows, columns) at each site, (sites, columns)."""
+        sums = site_sums(values, self.site, self.n_sites, self.weight)
+        return sums / np.maximum(self.n_participants, TINY)[:, None]
+
+    def deviation(self, residuals: FloatArray) -> FloatArray:
+        """Return the standard deviation of residuals (rows, features) around 0, (features,), never 0."""
+        return np.sqrt(np.maximum(self.weight @ residuals**2 / self.weight.sum(), TINY))
 
 
-def standard_deviation(residuals: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return the standard deviation of residuals (rows, features) around 0, (features,), never 0."""
-    return np.sqrt(np.maximum(weight @ residuals**2 / weight.sum(), 1e-12))
+# -- passes over rows --------------------------------------------------------------------------------------
+
+
+def pieces(rows: int, width: int) -> Iterator[slice]:
+    """Cut so many rows of so many numbers into parts of about ``PIECE`` numbers."""
+    step = max(PIECE // max(width, 1), 1)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def site_rows(site: IntArray, n_sites: int) -> list[IntArray]:
+    """Return the rows of each site, by one sort."""
+    ends = np.cumsum(np.bincount(site, minlength=n_sites))[:-1]
+    return np.split(np.argsort(site, kind="stable"), ends)
+
+
+def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArray) -> FloatArray:
+    """Return Σ_i w_i x_i over the rows of each site, (sites, columns), by a sparse matrix (sites, rows)."""
+    from scipy.sparse import csc_array
+
+    members: Any = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
+    result: FloatArray = members @ values
+    return result
+
+
+def gram(a: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return Σ_i w_i a_i a_iᵀ, (columns, columns)."""
+    total = np.zeros((a.shape[1], a.shape[1]))
+    for part in pieces(len(a), 2 * a.shape[1]):
+        total += (a[part] * weight[part, None]).T @ a[part]
+    return total
+
+
+# -- values ------------------------------------------------------------------------------------------------
 
 
 def winsorised(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
@@ -88,7 +114,7 @@ def find_point_masses(ordered: FloatArray) -> FloatArray:
     number at each site, and give the site away. It is kept as it is.
     """
     result = np.full(ordered.shape[1], np.nan)
-    length = max(int(np.ceil(POINT_MASS * len(ordered))), 5)
+    length = int(np.ceil(POINT_MASS * max(len(ordered), 100)))  # five rows at least
     if len(ordered) < length:
         return result
     # A value with this share of rows fills a run of the sorted column, whose ends are equal.

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Composition", "Context", "SiteEffect", "array", "choose", "exceeds"]
+__all__ = ["Composition", "Context", "FloatArray", "IntArray", "SiteEffect", "array", "choose", "exceeds"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-STANDARD_ERRORS = 2.0  # by which held-out log-likelihood must rise for an effect to enter
+STANDARD_ERRORS = 2.0  # by which held-out log-likelihood must rise for an effect to enter: p = 0.023
 
 
 # -- selection ---------------------------------------------------------------------------------------------

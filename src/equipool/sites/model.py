@@ -6,21 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipool.groups.trend import Trend
 from equipool.sites.coupling import Coupling
 from equipool.sites.covariance import Covariance
-from equipool.sites.design import Design
-from equipool.sites.effect import Composition, Context, array
-from equipool.sites.passes import pieces, site_rows, site_sums
+from equipool.sites.design import TINY, Design, pieces, site_rows
+from equipool.sites.effect import Composition, Context, FloatArray, IntArray, array
 from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
 __all__ = ["SiteModel", "fit_site_model"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +69,12 @@ class SiteModel:
         slope = np.vstack([warp.slope(level[[s]], s) for s in range(len(n))])
         scale = affine.scale / slope
         error = affine.error * (scale if affine.scales_trend else 1 / slope)
-        return level - n @ level / max(n.sum(), 1e-12), error, scale
+        return level - n @ level / max(n.sum(), TINY), error, scale
 
     def log_likelihood(self, z: FloatArray, c: FloatArray) -> FloatArray:
         """Return the log-likelihood of each row at each site, (rows, sites), up to a constant."""
         predicted, covariance = self.trend(c), self.composition["covariance"]
-        deviation = np.sqrt(np.maximum(self.composition["shift and scale"].variance, 1e-12))
+        deviation = np.sqrt(np.maximum(self.composition["shift and scale"].variance, TINY))
         result = np.empty((len(z), len(self.n_participants)))
         for s in range(result.shape[1]):
             at = self.at(c, s, predicted)
@@ -127,9 +122,7 @@ def fit_site_model(
     at = shared.at(slice(None), design, shared.whole)
     residuals = _in_pieces(affine.undo, z, at, design.n_sites)
     residuals -= at.predicted
-    # Without what shrinkage of the shifts leaves of a site's mean.
-    means = site_sums(residuals, design.site, design.n_sites, design.weight)
-    residuals -= (means / np.maximum(design.n_participants, 1e-12)[:, None])[design.site]
+    residuals -= design.site_means(residuals)[design.site]  # what shrinkage of the shifts leaves of them
     del z, at  # as long as the table
     covariance = Covariance.fit(residuals, design, shrinkage=shrinkage)
     at = Context(design.site, design.covariates, np.broadcast_to(0.0, residuals.shape))

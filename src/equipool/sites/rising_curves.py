@@ -1,22 +1,25 @@
 r"""Rising curves by maximum likelihood, for each site and feature.
 
-.. math:: g_s(v) = m(c) + e, \qquad e \sim N(0, 1),
+.. math:: g_s(v) = m(c) + e, \qquad e \sim N(0, 1), \qquad
+          g_s(v) = h_s + \sum_k a_{sk} \int_{t_0}^v \lambda_k, \qquad a_{sk} > 0,
 
-where :math:`g_s` is given by its height at the first knot and its slopes at all, linear between them. The
-likelihood is concave in heights, slopes and the trend's coefficients together, and made of sums over
-participants: Newton's method finds the one optimum in a few steps, whatever the number of rows.
+with hat functions :math:`\lambda_k` at knots :math:`t_k`: a curve is its height at the first knot and its
+slopes at all, linear between them. The log-likelihood
+
+.. math:: \sum_i w_i \left[\log g_s'(v_i) - \tfrac{1}{2} (g_s(v_i) - m(c_i))^2\right]
+
+is concave in heights, slopes and the trend's coefficients together, and made of sums over participants:
+Newton's method finds the one optimum in a few steps, whatever the number of rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipool.sites.design import MAX_ITERATIONS, Design
-from equipool.sites.passes import pieces, site_rows
+from equipool.sites.design import MAX_ITERATIONS, TINY, Design, pieces, site_rows
+from equipool.sites.effect import FloatArray, IntArray
 
 __all__ = [
     "CURVE",
@@ -27,18 +30,20 @@ __all__ = [
     "inverse_curve",
     "log_loss",
     "newton",
-    "pool_curve",
     "sums_of",
 ]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
-
-KNOTS = np.linspace(-2.5, 2.5, 6)  # in standard deviations of the feature
-STEP = float(KNOTS[1] - KNOTS[0])
+KNOTS = np.linspace(-2.5, 2.5, 6)  # in standard deviations of the feature; few participants are farther out
+STEP = KNOTS[1] - KNOTS[0]
 CURVE = 1 + len(KNOTS)  # numbers of a curve
 SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
-CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over rows
+CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over rows, to 1 %
+
+# The hats mid-cell, beyond both ends, and at each knot, (cells + knots, knots); and their products.
+MIDDLES = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
+PLACES = np.concatenate([KNOTS[:1], MIDDLES, KNOTS[-1:], KNOTS])
+HATS = np.stack([np.interp(PLACES, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
+PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
 
 
 # -- sums over participants --------------------------------------------------------------------------------
@@ -48,22 +53,20 @@ CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not 
 class Sums:
     """What the likelihood needs of each site's participants.
 
-    With J the integrals of the hats at the knots beside a 1, so that a curve is J @ (height, slopes), and B
-    the trend's basis: ``jj`` (sites, p, m, m), ``jb`` (sites, p, m, q), ``bb`` (sites, q, q), ``cells``
-    (sites, p, cells), how many participants lie in each, and ``n`` (sites,).
+    With J the integrals of the hats beside a 1, so that curves are J @ (height, slopes), and B the basis of
+    the trend.
     """
 
-    jj: FloatArray
-    jb: FloatArray
-    bb: FloatArray
-    cells: FloatArray
-    n: FloatArray
+    jj: FloatArray  # (sites, p, m, m), Σ w J Jᵀ
+    jb: FloatArray  # (sites, p, m, q), Σ w J Bᵀ
+    bb: FloatArray  # (sites, q, q), Σ w B Bᵀ
+    cells: FloatArray  # (sites, p, cells + knots), how many participants lie in each
+    n: FloatArray  # (sites,), participants
 
     def with_prior_counts(self) -> Sums:
         """Return the same with half a participant spread over the knots, so that slopes stay above 0."""
-        cells = self.cells.copy()
-        cells[..., -len(KNOTS) :] += 0.5 / len(KNOTS)
-        return replace(self, cells=cells)
+        at_knots = np.arange(len(HATS)) >= len(HATS) - len(KNOTS)
+        return replace(self, cells=self.cells + 0.5 / len(KNOTS) * at_knots)
 
     def sum_of_sites(self) -> Sums:
         """Return the same with one site, the pool."""
@@ -78,7 +81,7 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
     for s, of_site in enumerate(site_rows(design.site[rows], n_sites)):
         for some in (of_site[piece] for piece in pieces(len(of_site), p * m)):
             w, b = design.weight[rows[some]], basis[rows[some]]
-            j = _integrals(v[some])  # (p, m, rows)
+            j = _integrals(v[some])
             weighted = j * w
             jj[s] += weighted @ j.transpose(0, 2, 1)
             jb[s] += weighted @ b
@@ -89,35 +92,20 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
 
 def _integrals(v: FloatArray) -> FloatArray:
     """Return a 1 and the integrals of the hats from the first knot to v, (p, 1 + knots, rows)."""
-    v = v.T
-    result = np.zeros((len(v), CURVE, v.shape[1]))
-    result[:, 0] = 1.0
-    result[:, 1] = np.minimum(v - KNOTS[0], 0.0)
-    result[:, -1] = np.maximum(v - KNOTS[-1], 0.0)
-    for k, knot in enumerate(KNOTS[:-1]):
-        d = np.clip(v - knot, 0.0, STEP)
-        late = d * d / (2 * STEP)
-        result[:, 1 + k] += d - late
-        result[:, 2 + k] += late
+    result = np.ones((v.shape[1], CURVE, len(v)))
+    ends = (KNOTS[[0, -1]] - KNOTS[:, None]) / STEP  # the outer hats have one side
+    near = np.clip((v.T[:, None] - KNOTS[:, None]) / STEP, *np.clip(ends, -1, 1).T[..., None])
+    result[:, 1:] = STEP * (near - near * np.abs(near) / 2)
+    result[:, 2:] += STEP / 2
+    result[:, 1] += np.minimum(v.T - KNOTS[0], 0.0)
+    result[:, -1] += np.maximum(v.T - KNOTS[-1], 0.0)
     return result
 
 
-def _hats() -> FloatArray:
-    """Return the hats mid-cell, beyond both ends and at each knot, (cells + knots, knots)."""
-    middles = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
-    places = np.concatenate([KNOTS[:1], middles, KNOTS[-1:], KNOTS])
-    return np.stack([np.interp(places, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
-
-
-HATS = _hats()
-PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
-
-
 def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return how many participants lie in each cell, (p, cells)."""
+    """Return how many participants lie in each cell, (p, cells + knots); none at the knots."""
     p = v.shape[1]
-    last = CELLS * (len(KNOTS) - 1)
-    cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, last).astype(np.intp) + 1
+    cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, len(MIDDLES)).astype(np.intp) + 1
     flat = (cell + np.arange(p) * len(HATS)).ravel()
     return np.bincount(flat, np.repeat(weight, p), p * len(HATS)).reshape(p, len(HATS)).astype(np.float64)
 
@@ -136,22 +124,9 @@ def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
 
 def pool_curve(sums: Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
-    all_sites = sums.sum_of_sites()
-    line = np.ones((all_sites.jj.shape[1], CURVE))
-    line[:, 0] = KNOTS[0]
-    curves, trend = newton(all_sites, line, 1.0, penalty)
+    line = np.tile(np.append(KNOTS[0], np.ones(len(KNOTS))), (sums.jj.shape[1], 1))
+    curves, trend = newton(sums.sum_of_sites(), line, 1.0, penalty)
     return curves[0], trend
-
-
-def _pull(prior: FloatArray, smooth: float) -> FloatArray:
-    """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
-    m = prior.shape[1]
-    steps = np.diff(np.eye(m)[1:], axis=0)
-    precision = np.eye(m) + smooth * steps.T @ steps
-    slopes = np.maximum(prior[:, 1:], 0.05 * prior[:, 1:].mean(axis=1, keepdims=True))
-    scale = np.concatenate([np.ones((len(prior), 1)), 1 / slopes], axis=1)
-    result: FloatArray = precision * scale[:, :, None] * scale[:, None, :]
-    return result
 
 
 def newton(
@@ -169,22 +144,29 @@ def newton(
     equivalent participants (stiffness, one or one for each feature). ``penalty`` is that on the trend's
     coefficients, for each participant.
     """
-    pull = np.reshape(stiffness, (-1, 1, 1)) * _pull(prior, smooth)
-    problem = _Problem(sums.with_prior_counts(), prior, pull, penalty * sums.n.sum())
+    pull = np.reshape(stiffness, (-1, 1, 1)) * _precision(prior, smooth)
+    total, sums, penalty = sums.n.sum(), sums.with_prior_counts(), penalty * sums.n.sum()
+
+    def objective(curves: FloatArray, trend: FloatArray) -> FloatArray:
+        apart = curves - prior
+        drawn = np.einsum("spm,pmn,spn->p", apart, pull, apart) + trend**2 @ penalty
+        result: FloatArray = log_loss(sums, curves, trend).sum(axis=0) + 0.5 * drawn
+        return result
+
     n_sites, p, m, q = sums.jb.shape
     curves, trend = (np.broadcast_to(prior, (n_sites, p, m)), np.zeros((p, q))) if start is None else start
-    value = problem.objective(curves, trend)
+    value = objective(curves, trend)
     for _ in range(MAX_ITERATIONS):
-        step, turn, decrement = problem.newton_step(curves, trend)
-        moving = decrement > 1e-6 * sums.n.sum()
+        step, turn, decrement = _newton_step(sums, curves, trend, curves - prior, pull, penalty)
+        moving = decrement > 1e-6 * total
         if not moving.any():
             break
         # Slopes stay above 0, features are apart from one another: each goes as far as it can.
         shrinks = np.where(step[..., 1:] < 0, -step[..., 1:] / curves[..., 1:], 0.0).max(axis=(0, 2))
-        length = np.where(moving, np.minimum(1.0, 0.9 / np.maximum(shrinks, 1e-12)), 0.0)
+        length = np.where(moving, np.minimum(1.0, 0.9 / np.maximum(shrinks, TINY)), 0.0)
         for _ in range(8):
             tried = curves + length[:, None] * step, trend + length[:, None] * turn
-            new = problem.objective(*tried)
+            new = objective(*tried)
             worse = new > value + 1e-9 * np.abs(value)
             if not worse.any():
                 break
@@ -194,93 +176,66 @@ def newton(
     return curves, trend
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """The penalised likelihood."""
+def _precision(prior: FloatArray, smooth: float) -> FloatArray:
+    """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
+    steps = np.diff(np.eye(CURVE)[1:], axis=0)
+    slopes = np.maximum(prior[:, 1:], 0.05 * prior[:, 1:].mean(axis=1, keepdims=True))
+    scale = np.concatenate([np.ones((len(prior), 1)), 1 / slopes], axis=1)
+    result: FloatArray = (np.eye(CURVE) + smooth * steps.T @ steps) * scale[:, :, None] * scale[:, None, :]
+    return result
 
-    sums: Sums
-    prior: FloatArray  # (p, m)
-    pull: FloatArray  # (p, m, m), precision of curves around the prior
-    penalty: FloatArray  # (q,), on the trend
 
-    @cached_property
-    def inner(self) -> FloatArray:
-        """The trend's part of the Hessian, (q, q)."""
-        return self.sums.bb.sum(axis=0) + np.diag(self.penalty)
+def _newton_step(
+    sums: Sums,
+    curves: FloatArray,
+    trend: FloatArray,
+    apart: FloatArray,
+    pull: FloatArray,
+    penalty: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the steps of curves and trend, and by how much each feature's objective would fall, (p,).
 
-    def objective(self, curves: FloatArray, trend: FloatArray) -> FloatArray:
-        """Return what is minimised, (p,)."""
-        apart = curves - self.prior
-        drawn = np.einsum("spm,pmn,spn->p", apart, self.pull, apart) + trend**2 @ self.penalty
-        result: FloatArray = log_loss(self.sums, curves, trend).sum(axis=0) + 0.5 * drawn
-        return result
-
-    def newton_step(self, curves: FloatArray, trend: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the steps of curves and trend, and by how much each feature's objective would fall, (p,).
-
-        Sites meet in the trend alone, so they are eliminated one by one.
-        """
-        sums, (q, k) = self.sums, (len(self.penalty), len(KNOTS))
-        slopes = curves[..., 1:] @ HATS.T
-        share = sums.cells / slopes
-        gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
-        gradient += np.einsum("pmn,spn->spm", self.pull, curves - self.prior)
-        gradient[..., 1:] -= share @ HATS
-        hessian = sums.jj + self.pull
-        hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
-        downhill = trend @ self.inner - np.einsum("spmq,spm->pq", sums.jb, curves)
-        solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
-        across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
-        turn = np.linalg.solve(self.inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
-        step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
-        return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
+    Sites meet in the trend alone, so they are eliminated one by one.
+    """
+    q, k, inner = len(penalty), len(KNOTS), sums.bb.sum(axis=0) + np.diag(penalty)
+    slopes = curves[..., 1:] @ HATS.T
+    share = sums.cells / slopes
+    gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
+    gradient += np.einsum("pmn,spn->spm", pull, apart)
+    gradient[..., 1:] -= share @ HATS
+    hessian = sums.jj + pull
+    hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
+    downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
+    solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
+    across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
+    turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
+    step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
+    return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
 
 
 # -- curves ------------------------------------------------------------------------------------------------
 
 
 def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
-    """Return the curves' heights at v (rows, p)."""
-    k = _interval(v)
-    low, high = _ends(k, curve)
-    d = np.clip(v - KNOTS[k], 0.0, STEP)
-    inside = _heights(curve)[np.arange(v.shape[1]), k] + d * (low + (high - low) * d / (2 * STEP))
-    return inside + np.minimum(v - KNOTS[0], 0.0) * low + np.maximum(v - KNOTS[-1], 0.0) * high
+    """Return the heights at v (rows, p) of curves (p, m)."""
+    heights: FloatArray = (curve[:, None] @ _integrals(v))[:, 0].T
+    return heights
 
 
 def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' slopes at v (rows, p)."""
-    k = _interval(v)
-    low, high = _ends(k, curve)
-    result: FloatArray = low + (high - low) * np.clip(v - KNOTS[k], 0.0, STEP) / STEP
-    return result
+    slopes = [np.interp(x, KNOTS, one[1:]) for x, one in zip(v.T, curve, strict=True)]
+    return np.reshape(slopes, v.shape[::-1]).T
 
 
 def inverse_curve(y: FloatArray, curve: FloatArray) -> FloatArray:
     """Return where the curves have the heights y (rows, p)."""
-    heights = _heights(curve)
-    k = sum((y >= height).astype(np.intp) for height in heights.T[1:-1])
-    low, high = _ends(k, curve)
-    within = np.clip(y, heights[:, 0], heights[:, -1])
-    up = within - heights[np.arange(y.shape[1]), k]
+    each, heights = np.arange(len(curve)), curve_at(np.tile(KNOTS[:, None], len(curve)), curve)
+    k = sum((y >= height).astype(np.intp) for height in heights[1:-1])
+    low, high = curve[each, 1 + k], curve[each, 2 + k]
+    within = np.clip(y, heights[0], heights[-1])
+    up = within - heights[k, each]
     # The root of low · d + (high − low) d² / 2 step = up that stays finite where both slopes are equal.
     root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
-    d = 2 * up / np.maximum(low + root, 1e-300)
+    d = 2 * up / (low + root)
     return KNOTS[k] + d + np.minimum(y - within, 0.0) / low + np.maximum(y - within, 0.0) / high
-
-
-def _heights(curve: FloatArray) -> FloatArray:
-    """Return the curves' heights at the knots, (p, knots)."""
-    between = np.cumsum((curve[:, 1:-1] + curve[:, 2:]) * (STEP / 2), axis=1)
-    return curve[:, :1] + np.concatenate([np.zeros((len(curve), 1)), between], axis=1)
-
-
-def _interval(v: FloatArray) -> IntArray:
-    """Return between which knots v lies, the outer intervals for what is beyond."""
-    return np.clip(np.floor((v - KNOTS[0]) / STEP), 0, len(KNOTS) - 2).astype(np.intp)
-
-
-def _ends(k: IntArray, curve: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the slopes at both ends of intervals k (rows, p)."""
-    each = np.arange(k.shape[1])
-    return curve[each, 1 + k], curve[each, 2 + k]

@@ -15,21 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.groups.trend import SplineBasis, Trend, fit_basis
-from equipool.sites.design import MAX_ITERATIONS, WINSORISE_AT, Design
-from equipool.sites.effect import Context, SiteEffect, array, choose
-from equipool.sites.passes import pieces, site_sums
+from equipool.sites.design import MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
+from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Moments", "Regression", "SharedTrend", "ShiftScale", "regress", "variance_between", "winsorise"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
-
 CURVATURES = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # penalties on the trend's curved part, the straightest first
+TREND_STANDARD_ERRORS = 1.0  # Breiman's: the trend is kept, so it needs less proof than what is removed
 TURNS = 3  # of what is estimated in turns, such as the trend given scales, and scales given the trend
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
-PRIOR_SCALE = (
-    10.0  # equivalent participants of the pooled scale where sites cannot tell how far scales differ
-)
+PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
 ABSURD = 50.0  # standard deviations of the feature, beyond which a value is no measurement
 
 
@@ -38,25 +33,29 @@ ABSURD = 50.0  # standard deviations of the feature, beyond which a value is no 
 
 @dataclass(frozen=True, eq=False)
 class ShiftScale(SiteEffect):
-    r"""A shift and a scale of each feature.
+    r"""A shift and a scale of each feature: for the value :math:`v = m(c) + e`, a site measures
 
-    For the value :math:`v = m(c) + e` of a participant, a site measures
+    .. math:: T_s(v) = m(c) + \gamma_s^* + \delta_s^* e \qquad\text{or}\qquad
+              T_s(v) = \delta_s^* (v + \gamma_s^*),
 
-    .. math:: T_s(v) = m(c) + \gamma_s + \delta_s e \qquad\text{or}\qquad T_s(v) = \delta_s (v + \gamma_s),
+    the second where sites also scale the trend :math:`m`, as the gain of a scanner does. Shifts and scales
+    are shrunk by empirical Bayes, as in ComBat: with the standard error :math:`\sigma_s` of :math:`\gamma_s`,
+    the variance :math:`\tau^2` of true shifts between sites, the variance :math:`\sigma^2` of the pool's
+    residuals and the equivalent participants :math:`k`,
 
-    the second where sites also scale the trend :math:`m`, as the gain of a scanner does. Shifts
-    :math:`\gamma` and scales :math:`\delta` are shrunk by empirical Bayes, as in ComBat.
+    .. math:: \gamma_s^* = \frac{\tau^2}{\tau^2 + \sigma_s^2}\,\gamma_s, \qquad
+              \delta_s^{*2} \propto \frac{\sum_i w_i e_i^2 + k \sigma^2}{(n_s + k)\,\sigma^2}.
     """
 
     name: ClassVar[str] = "shift and scale"
 
     scales_trend: bool  # which of the two forms holds
-    shift: FloatArray = array("sites", "features")  # γ after shrinkage
-    error: FloatArray = array("sites", "features")  # standard error of γ before shrinkage
-    scale: FloatArray = array("sites", "features", positive=True)  # δ
-    between: FloatArray = array("features")  # variance of true shifts between sites
-    scale_weight: FloatArray = array("features", positive=True)  # equivalent participants of the pooled scale
-    variance: FloatArray = array("features")  # of residuals in the pool's scale
+    shift: FloatArray = array("sites", "features")  # γ*
+    error: FloatArray = array("sites", "features")  # standard error of γ
+    scale: FloatArray = array("sites", "features", positive=True)  # δ*
+    between: FloatArray = array("features")  # τ²
+    scale_weight: FloatArray = array("features", positive=True)  # k
+    variance: FloatArray = array("features")  # σ²
 
     @classmethod
     def identity(cls, n_sites: int, n_features: int) -> Self:
@@ -95,20 +94,20 @@ class ShiftScale(SiteEffect):
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site from its rows, outlying values winsorised, shrunk as the others are."""
-        seen = ~np.isnan(rows)
-        n = seen.sum(axis=0)
+        measured = ~np.isnan(rows)
+        n = measured.sum(axis=0)
         z = at.predicted + _winsorised_around_median(rows - at.predicted, self.variance)
-        alive, scale = self.variance > 1e-18, np.ones(rows.shape[1])
+        varies, scale = self.variance > TINY, np.ones(rows.shape[1])
         for _ in range(TURNS):
             factor = scale if self.scales_trend else 1.0
             residuals = z / factor - at.predicted
-            shift = np.where(seen, residuals, 0.0).sum(axis=0) / np.maximum(n, 1)
-            squares = (np.where(seen, residuals - shift, 0.0) * factor) ** 2
+            shift = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(n, 1)
+            squares = (np.where(measured, residuals - shift, 0.0) * factor) ** 2
             shrunk = squares.sum(axis=0) + self.scale_weight * self.variance
             variance = shrunk / (np.maximum(n - 1, 0) + self.scale_weight)
-            scale = np.where(alive, np.sqrt(variance / np.where(alive, self.variance, 1.0)), 1.0)
-        error2 = self.variance / np.maximum(n, 1e-9)
-        shift *= self.between / np.maximum(self.between + error2, 1e-300)
+            scale = np.where(varies, np.sqrt(variance / np.where(varies, self.variance, 1.0)), 1.0)
+        error2 = self.variance / np.maximum(n, TINY)
+        shift *= self.between / np.maximum(self.between + error2, TINY)
         return replace(
             self,
             shift=np.vstack([self.shift, shift]),
@@ -190,13 +189,21 @@ class Regression:
             predicted = self.level[site[part]] + factor[site[part]] * (columns[part] @ self.slopes)
             yield part, predicted, z[part] - predicted
 
+    def power_sums(self, z: FloatArray, columns: FloatArray, design: Design, power: int) -> FloatArray:
+        """Return Σ w |residual|^power at each site, (sites, p)."""
+        sums = np.zeros_like(self.level)
+        for part, _, residuals in self.residuals(z, columns, design.site):
+            values = np.abs(residuals) ** power
+            sums += site_sums(values, design.site[part], design.n_sites, design.weight[part])
+        return sums
+
 
 def regress(
     sites: Moments, penalty: FloatArray, kurtosis: FloatArray | float = 3.0, *, scales_trend: bool = False
 ) -> Regression:
     """Fit trend, levels and scales; ``penalty`` (q,) is that on the slopes for each participant."""
     n, (q, p) = sites.n, sites.bz.shape[1:]
-    total, factor, seen = n.sum(), np.ones((len(n), p)), n > 0
+    total, factor, present = n.sum(), np.ones((len(n), p)), n > 0
     inverse = np.linalg.inv(sites.bb.sum(axis=0) + np.diag(penalty) * total)
     for _ in range(TURNS if scales_trend else 1):
         # Where sites scale the trend, z / scale follows a plain regression.
@@ -208,15 +215,15 @@ def regress(
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = n @ pool_level / total
-    shift = np.where(seen[:, None], pool_level - centre, 0.0)
+    shift = np.where(present[:, None], pool_level - centre, 0.0)
     variance = (squares / scale**2).sum(axis=0) / total
-    degrees = max(total - np.count_nonzero(seen) - q, 1.0)
+    degrees = max(total - np.count_nonzero(present) - q, 1.0)
     away = sites.b - n @ sites.b / total
     trend_error = ((away @ inverse) * away).sum(axis=1, keepdims=True)
-    sampling = (1.0 if scales_trend else scale**2) / np.where(seen, n, 1.0)[:, None]
+    sampling = (1.0 if scales_trend else scale**2) / np.where(present, n, 1.0)[:, None]
     error = np.sqrt(variance * total / degrees * (sampling + trend_error))
-    between = _variance_of_shifts(shift[seen], error[seen])
-    shift *= between / np.maximum(between + error**2, 1e-12)
+    between = _variance_of_shifts(shift[present], error[present])
+    shift *= between / np.maximum(between + error**2, TINY)
     effect = ShiftScale(scales_trend, shift, error, scale, between, scale_weight, variance)
     return Regression(slopes, level, centre, n, effect)
 
@@ -237,34 +244,34 @@ def _scale_weight(squares: FloatArray, n: FloatArray, kurtosis: FloatArray) -> F
     As many as make the logarithm of a site's variance as uncertain as sites differ in it (DerSimonian and
     Laird); heavy tails take more.
     """
-    seen = n >= 5
-    if seen.sum() < 2:
+    enough = n >= 5
+    if enough.sum() < 2:
         return np.full(squares.shape[1], PRIOR_SCALE)
-    n = n[seen, None]
-    variance = squares[seen] / n
-    alive = (variance > 1e-18).all(axis=0)
+    n = n[enough, None]
+    variance = squares[enough] / n
+    varies = (variance > TINY).all(axis=0)
     # Logarithms of few participants' variances are too small on average.
-    logs = np.log(np.where(alive, variance, 1.0)) + 1 / (n - 1)
+    logs = np.log(np.where(varies, variance, 1.0)) + 1 / (n - 1)
     between = variance_between(logs, np.sqrt((kurtosis - 1) / (n - 1)))
     # Two features as PRIOR_SCALE has it, or a table of one feature and two sites would decide by chance.
-    mean = (between[alive].sum() + 2 * 2 / PRIOR_SCALE) / (alive.sum() + 2)
+    mean = (between[varies].sum() + 2 * 2 / PRIOR_SCALE) / (varies.sum() + 2)
     between = (len(n) * between + PRIOR_SITES * mean) / (len(n) + PRIOR_SITES)
-    return np.where(alive, np.clip((kurtosis - 1) / between, 1.0, 100 * PRIOR_SCALE), PRIOR_SCALE)
+    return np.where(varies, np.clip((kurtosis - 1) / between, 1.0, 100 * PRIOR_SCALE), PRIOR_SCALE)
 
 
 def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
     """Return each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1."""
     variance = squares.sum(axis=0) / n.sum()
-    alive = variance > 1e-18
+    varies = variance > TINY
     shrunk = (squares + weight * variance) / (n[:, None] + weight)
-    scale = np.where(alive, np.sqrt(shrunk / np.where(alive, variance, 1.0)), 1.0)
+    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
     result: FloatArray = scale / np.exp(n @ np.log(scale) / n.sum())
     return result
 
 
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     """Return the variance of sites' true values, (p,): DerSimonian and Laird's estimate."""
-    weight = 1 / np.maximum(error**2, 1e-12)
+    weight = 1 / np.maximum(error**2, TINY)
     total = weight.sum(axis=0)
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
     between: FloatArray = np.maximum(apart - (len(values) - 1), 0)
@@ -314,8 +321,7 @@ class SharedTrend:
     def fit(cls, z: FloatArray, design: Design, *, curvature: float | None = None) -> Self:
         """Fit the trend; ``None``: its curvature is chosen on held-out participants.
 
-        The trend is kept, so it needs less proof than what is removed: the straightest one within one
-        standard error of the best (Breiman's rule), and by the same rule sites scale the trend or do not.
+        By the one rule, with one standard error: the straightest trend, and whether sites scale it.
         """
         basis, columns = regression_columns(design)
         sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
@@ -323,11 +329,13 @@ class SharedTrend:
         shared = cls(basis, columns, sums, kurtosis, (curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
-            shared = replace(shared, curvature=CURVATURES[choose(tried, standard_errors=1.0)])
+            shared = replace(
+                shared, curvature=CURVATURES[choose(tried, standard_errors=TREND_STANDARD_ERRORS)]
+            )
         if design.n_sites > 1 and basis.width and shared.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
-            shared = scaled if choose(forms, standard_errors=1.0) else shared
+            shared = scaled if choose(forms, standard_errors=TREND_STANDARD_ERRORS) else shared
         return shared
 
     def held_out(self) -> FloatArray:
@@ -337,12 +345,12 @@ class SharedTrend:
         would outweigh all others otherwise.
         """
         fold, parts = np.arange(self.n_folds), []
-        everybody = Moments.of(self.sums, fold >= 0)
-        variance = everybody.zz.sum(axis=0) / everybody.n.sum()
+        whole = Moments.of(self.sums, fold >= 0)
+        variance = whole.zz.sum(axis=0) / whole.n.sum()
         for k in fold:
             fit, held = self.without(int(k)), Moments.of(self.sums, fold == k)
             squares = held.squares(fit.level, fit.slopes, fit.effect.trend_scale)
-            likelihood = -0.5 * (squares / np.where(variance > 1e-18, variance, np.inf)).sum(axis=1)
+            likelihood = -0.5 * (squares / np.where(variance > TINY, variance, np.inf)).sum(axis=1)
             parts.append(likelihood[(held.n > 0) & (fit.n_participants > 0)])
         return np.concatenate(parts)
 
@@ -376,15 +384,12 @@ def _kurtosis(
     z: FloatArray, columns: FloatArray, design: Design, sums: tuple[FloatArray, ...], penalty: FloatArray
 ) -> FloatArray:
     """Return the kurtosis of residuals around sites and trend, (p,), within sensible bounds."""
-    sites = Moments.of(sums, np.ones(design.n_folds, dtype=bool))
-    fit = regress(sites, penalty)
-    fourths, n = np.zeros_like(fit.level), np.maximum(sites.n, 1e-12)[:, None]
-    for part, _, residuals in fit.residuals(z, columns, design.site):
-        fourths += site_sums(residuals**4, design.site[part], design.n_sites, design.weight[part])
-    variance = sites.squares(fit.level, fit.slopes, np.ones_like(fit.level)) / n
-    alive = variance > 1e-18
-    ratio = np.divide(fourths, variance**2, out=np.zeros_like(fourths), where=alive).sum(axis=0)
-    total = (n * alive).sum(axis=0)
+    moments = Moments.of(sums, np.ones(design.n_folds, dtype=bool))
+    fit, n = regress(moments, penalty), np.maximum(moments.n, TINY)[:, None]
+    variance = moments.squares(fit.level, fit.slopes, np.ones_like(fit.level)) / n
+    varies, fourths = variance > TINY, fit.power_sums(z, columns, design, 4)
+    ratio = np.divide(fourths, variance**2, out=np.zeros_like(fourths), where=varies).sum(axis=0)
+    total = (n * varies).sum(axis=0)
     return np.clip(np.where(total > 0, ratio / np.maximum(total, 1.0), 3.0), 2.0, 20.0)
 
 
@@ -405,9 +410,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     for _ in range(MAX_ITERATIONS):
         near = result if len(features) == z.shape[1] else result[:, features]
         fit = regress(Moments.of(sums_of(near, columns, design), np.ones(1, dtype=bool)), penalty)
-        lengths, outlying = np.zeros((design.n_sites, len(features))), np.zeros(len(features), dtype=bool)
-        for part, _, residuals in fit.residuals(near, columns, design.site):
-            lengths += site_sums(np.abs(residuals), design.site[part], design.n_sites, design.weight[part])
+        lengths, outlying = fit.power_sums(near, columns, design, 1), np.zeros(len(features), dtype=bool)
         before, limit = limit, _limit(lengths, n, lengths.sum(axis=0) / n.sum())
         for part, predicted, residuals in fit.residuals(near, columns, design.site):
             bound = limit[design.site[part]]
@@ -426,12 +429,11 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
 
 def _winsorised_around_median(residuals: FloatArray, variance: FloatArray) -> FloatArray:
     """Winsorise the residuals of one new site, (rows, p); NaN stays."""
-    seen = ~np.isnan(residuals)
-    median = np.nanmedian(np.where(seen.any(axis=0), residuals, 0.0), axis=0)
-    limit = np.full(residuals.shape[1], np.inf)
+    measured, limit = ~np.isnan(residuals), np.full(residuals.shape[1], np.inf)
+    median = np.nanmedian(np.where(measured.any(axis=0), residuals, 0.0), axis=0)
     for _ in range(MAX_ITERATIONS):
-        lengths = np.where(seen, np.minimum(np.abs(residuals - median), limit), 0.0).sum(axis=0)
-        limit = _limit(lengths, seen.sum(axis=0), np.sqrt(variance * 2 / np.pi))
+        lengths = np.where(measured, np.minimum(np.abs(residuals - median), limit), 0.0).sum(axis=0)
+        limit = _limit(lengths, measured.sum(axis=0), np.sqrt(variance * 2 / np.pi))
     return median + np.clip(residuals - median, -limit, limit)
 
 

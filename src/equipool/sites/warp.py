@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.groups.trend import MIN_DISTINCT
-from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, Design
-from equipool.sites.effect import Context, SiteEffect, array, choose, exceeds
-from equipool.sites.passes import pieces
+from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, TINY, Design, pieces
+from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose, exceeds
 from equipool.sites.rising_curves import (
     CURVE,
     curve_at,
@@ -27,30 +26,24 @@ from equipool.sites.shift_scale import SharedTrend
 
 __all__ = ["Warp"]
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
-
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
 RIGID = 1e4  # smoothness of curves that can only shift and scale
-MAX_SLOPE_RATIO = (
-    5.0  # of a site's slope and the pool's; no scanner compresses more, and maps stay invertible
-)
+MAX_SLOPE_RATIO = 5.0  # of a site's slope and the pool's, so that maps stay invertible
 
 
 @dataclass(frozen=True, eq=False)
 class Warp(SiteEffect):
     r"""A monotone warp of some of the features; the others stay as they are.
 
-    A scanner that compresses large values, as a gamma does, acts on the measured value, trend included. For
-    feature values v in the pool's units (:mod:`~equipool.sites.shift_scale`),
+    A scanner that compresses large values, as a gamma does, acts on the measured value, trend included. With
+    a rising curve :math:`g_s` of each site and feature (:mod:`~equipool.sites.rising_curves`) and their mean
+    :math:`\bar g`, for values in units in which shift and scale are undone,
 
-    .. math:: g_s(v) = m(c) + e, \qquad e \sim N(0, 1), \qquad T_s(v) = g_s^{-1}(\bar g(v)),
+    .. math:: T_s(v) = g_s^{-1}(\bar g(v)), \qquad g_s(T_s(v)) = m(c) + e, \qquad e \sim N(0, 1),
 
-    with a rising curve :math:`g_s` for each site and feature (:mod:`~equipool.sites.rising_curves`) and their
-    mean :math:`\bar g`: what all sites share stays. Curves are shrunk to the pool's, and enter where held-out
-    participants have a higher likelihood with them than with any shift and scale.
-
-    A curve is its height at the first knot, and its slopes at all knots.
+    so that what all sites share stays. Curves are shrunk to the pool's, and enter where held-out participants
+    have a higher likelihood with them than with any shift and scale. A curve is stored as its height at the
+    first knot, and its slopes at all knots.
     """
 
     name: ClassVar[str] = "warp"
@@ -87,7 +80,7 @@ class Warp(SiteEffect):
         """Fit the curves; ``wanted=None``: where they raise the likelihood of held-out participants."""
         identity = cls.identity(design.n_sites, z.shape[1])
         large, graded = design.n_participants >= MIN_PARTICIPANTS, _is_graded(z)
-        if wanted is False or large.sum() < 2 or shared.n_folds < 2 or graded.all():
+        if wanted is False or large.sum() < 2 or design.n_folds < 2 or graded.all():
             return identity
         stiffness = _choose(_held_out_gains(z, design, shared, large), graded, wanted)
         columns = np.flatnonzero(np.isfinite(stiffness))
@@ -97,17 +90,15 @@ class Warp(SiteEffect):
         shared = replace(shared, scales_trend=True)
         effect, rows = shared.whole.effect, np.flatnonzero(large[design.site])
         curves = np.empty((design.n_sites, len(columns), CURVE))
-        centre, width = np.empty(len(columns)), np.empty(len(columns))
-        for block in _blocks(design, shared, len(columns)):
-            some = columns[block]
-            v = z[np.ix_(rows, some)] / effect.scale[:, some][design.site[rows]]
-            v -= effect.shift[:, some][design.site[rows]]
+        centre, width = np.empty((2, len(columns)))
+        for block in _blocks(design, len(columns)):
+            some, site = columns[block], design.site[rows]
+            v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
             v, centre[block], width[block] = _standardised(v, design.weight[rows])
             sums = sums_of(v, design, shared.columns, rows)
             start = pool_curve(sums, shared.penalty)[0]
             curves[:, block] = newton(sums, start, stiffness[some], shared.penalty)[0]
-        n = np.where(large, design.n_participants, 0.0)
-        pool = np.tensordot(n / n.sum(), curves, axes=1)
+        pool = np.average(curves, axis=0, weights=np.where(large, design.n_participants, 0.0))
         curves[~large] = pool
         bounds = pool[:, 1:] / MAX_SLOPE_RATIO, pool[:, 1:] * MAX_SLOPE_RATIO
         curves[..., 1:] = np.clip(curves[..., 1:], *bounds)
@@ -116,12 +107,22 @@ class Warp(SiteEffect):
         return cls(columns, scale, offset, curves, pool, centre, width)
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
-        """Return the values as the pool would show them."""
-        return self._mapped(rows, at, self._undone)
+        """Return ḡ⁻¹(g_s(rows))."""
+
+        def undone(z: FloatArray, s: int) -> FloatArray:
+            height = curve_at(z * self.scale[s] + self.offset[s], self.curves[s])
+            return self.centre + self.width * inverse_curve(height, self.pool)
+
+        return self._mapped(rows, at, undone)
 
     def redo(self, rows: FloatArray, at: Context) -> FloatArray:
-        """Return the values as the site shows them."""
-        return self._mapped(rows, at, self._redone)
+        """Return g_s⁻¹(ḡ(rows))."""
+
+        def redone(z: FloatArray, s: int) -> FloatArray:
+            height = curve_at((z - self.centre) / self.width, self.pool)
+            return (inverse_curve(height, self.curves[s]) - self.offset[s]) / self.scale[s]
+
+        return self._mapped(rows, at, redone)
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return the log of the slopes, summed over features."""
@@ -149,30 +150,20 @@ class Warp(SiteEffect):
             curves=np.concatenate([self.curves, self.pool[None]]),
         )
 
-    def _undone(self, values: FloatArray, site: int) -> FloatArray:
-        height = curve_at(values * self.scale[site] + self.offset[site], self.curves[site])
-        return self.centre + self.width * inverse_curve(height, self.pool)
-
-    def _redone(self, values: FloatArray, site: int) -> FloatArray:
-        height = curve_at((values - self.centre) / self.width, self.pool)
-        return (inverse_curve(height, self.curves[site]) - self.offset[site]) / self.scale[site]
-
     def _mapped(
         self, rows: FloatArray, at: Context, function: Callable[[FloatArray, int], FloatArray]
     ) -> FloatArray:
-        if self.is_identity:
-            return rows
         result = rows.copy()
-        for s in np.unique(at.site):
+        for s in np.unique(at.site) if len(self.columns) else ():
             some = np.ix_(at.site == s, self.columns)
             result[some] = function(rows[some], int(s))
         return result
 
 
 def _is_graded(z: FloatArray) -> NDArray[np.bool_]:
-    """Say which features have few values."""
-    some = np.sort(z[:: max(len(z) // 2000, 1)], axis=0)
-    graded: NDArray[np.bool_] = (np.diff(some, axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
+    """Say which features have few values, with nothing between them that a curve could describe."""
+    ordered = np.sort(z[:: max(len(z) // MAX_ROWS, 1)], axis=0)
+    graded: NDArray[np.bool_] = (np.diff(ordered, axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
     return graded
 
 
@@ -184,7 +175,7 @@ def _choose(gains: FloatArray, graded: NDArray[np.bool_], wanted: bool | None) -
     """
     gains, p = np.where(graded[:, None], 0.0, gains), len(graded)
     together, stiffness = gains.sum(axis=1), np.array([np.nan, *STIFFNESS])
-    if wanted:
+    if wanted:  # asked for, so that no selection is left but that of the strength
         return np.where(graded, np.nan, STIFFNESS[int(together[1:].sum(axis=1).argmax())])
     chosen = choose(together)
     if chosen:
@@ -198,59 +189,54 @@ def _held_out_gains(
 ) -> FloatArray:
     """Return by how much curves raise the log-likelihood of held-out participants, (1 + stiffness, p, parts).
 
-    Beyond any map without them: shift and scale as fitted, with and without scaling of the trend, and the
-    pool's curve shifted and scaled with several strengths of shrinkage, lest curves undo shrinkage.
+    Beyond the best map without them: shift and scale as fitted, with and without scaling of the trend, and
+    the pool's curve shifted and scaled with several strengths of shrinkage, lest curves undo shrinkage.
     """
     rng, share = np.random.default_rng(0), min(MAX_ROWS / len(z), 1.0)
     forms = (shared,) if shared.scales_trend else (shared, replace(shared, scales_trend=True))
-    plain, curved = [], []
+    parts = []
     for fold, rows in enumerate(design.folds()):
         train, held = (np.sort(rng.permutation(part)[: int(np.ceil(share * len(part)))]) for part in rows)
         train, held = train[large[design.site[train]]], held[large[design.site[held]]]
-        judged = np.unique(design.site[held])
-        losses = [_losses(z, design, form, fold, train, held) for form in forms]
-        plain.append(np.concatenate([rigid for rigid, _ in losses])[..., judged])
-        curved.append(losses[-1][1][..., judged])
-    losses_without = np.concatenate(plain, axis=-1)
-    best = losses_without.sum(axis=2).argmin(axis=0)
-    least = losses_without[best, np.arange(z.shape[1])]
-    gains = np.nan_to_num(least - np.concatenate(curved, axis=-1))
-    return np.concatenate([np.zeros((1, *least.shape)), gains])
+        losses = np.concatenate([_losses(z, design, form, fold, train, held) for form in forms])
+        parts.append(losses[..., np.unique(design.site[held])])
+    losses = np.concatenate(parts, axis=-1)
+    without, curved = losses[: -len(STIFFNESS)], losses[-len(STIFFNESS) :]
+    least = without[without.sum(axis=2).argmin(axis=0), np.arange(z.shape[1])]
+    return np.concatenate([np.zeros((1, *least.shape)), np.nan_to_num(least - curved)])
 
 
 def _losses(
     z: FloatArray, design: Design, shared: SharedTrend, fold: int, train: IntArray, held: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return minus the log-likelihood of held-out rows, (maps, p, sites): without curves, and by stiffness.
+) -> FloatArray:
+    """Return minus the log-likelihood of held-out rows, (maps, p, sites): without curves, then with them.
 
     Curves are tried on values whose trend is scaled by the sites, for they act on the measured value.
     """
-    p, rows, fit = z.shape[1], np.concatenate([train, held]), shared.without(fold)
+    rows, fit = np.concatenate([train, held]), shared.without(fold)
     effect, stiffnesses = fit.effect, STIFFNESS if shared.scales_trend else ()
-    rigid = np.zeros((1 + len(stiffnesses), p, design.n_sites))
-    warped = np.zeros((len(stiffnesses), p, design.n_sites))
+    losses = np.empty((1 + 2 * len(stiffnesses), z.shape[1], design.n_sites))
     values = effect.undo(z[rows], shared.at(rows, design, fit))
-    for block in _blocks(design, shared, p):
+    for block in _blocks(design, z.shape[1]):
         v, _, width = _standardised(values[:, block], design.weight[train], len(train))
         fitted = sums_of(v[: len(train)], design, shared.columns, train)
         judged = sums_of(v[len(train) :], design, shared.columns, held)
-        log_scale = (judged.n[:, None] * np.log(effect.scale[:, block] * width)).T
         pool, trend = pool_curve(fitted, shared.penalty)
-        pooled = start = np.broadcast_to(pool, (design.n_sites, *pool.shape)), trend
-        rigid[0, block] = log_loss(judged, *pooled).T + log_scale
-        for k, stiffness in enumerate(stiffnesses):
+        pooled = curves = np.broadcast_to(pool, (design.n_sites, *pool.shape)), trend
+        losses[:, block] = (judged.n[:, None] * np.log(effect.scale[:, block] * width)).T
+        losses[0, block] += log_loss(judged, *pooled).T
+        for k, stiffness in enumerate(stiffnesses, 1):
             # Less shrunk than the curve, for each of its knots counts.
             line = newton(fitted, pool, stiffness / 3, shared.penalty, smooth=RIGID, start=pooled)
-            rigid[1 + k, block] = log_loss(judged, *line).T + log_scale
-            start = newton(fitted, pool, stiffness, shared.penalty, start=start)
-            warped[k, block] = log_loss(judged, *start).T + log_scale
-    return rigid, warped
+            curves = newton(fitted, pool, stiffness, shared.penalty, start=curves)
+            losses[k, block] += log_loss(judged, *line).T
+            losses[k + len(stiffnesses), block] += log_loss(judged, *curves).T
+    return losses
 
 
-def _blocks(design: Design, shared: SharedTrend, p: int) -> Iterator[slice]:
-    """Yield so many features at a time that their sums fit into a cache."""
-    numbers = 2 * design.n_sites * CURVE * (CURVE + shared.columns.shape[1] + 6)
-    return pieces(p, numbers // 8)
+def _blocks(design: Design, p: int) -> Iterator[slice]:
+    """Yield so many features at a time that the sums of their curves fit into a cache."""
+    return pieces(p, design.n_sites * CURVE**2)
 
 
 def _standardised(
@@ -258,5 +244,5 @@ def _standardised(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return (v − mean) / deviation, mean and deviation; these by the first n rows."""
     mean = weight @ v[:n] / weight.sum()
-    deviation = np.maximum(np.sqrt(weight @ (v[:n] - mean) ** 2 / weight.sum()), 1e-150)
+    deviation = np.sqrt(np.maximum(weight @ (v[:n] - mean) ** 2 / weight.sum(), TINY))
     return (v - mean) / deviation, mean, deviation
