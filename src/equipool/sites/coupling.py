@@ -208,4 +208,5 @@ def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]
 def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray) -> FloatArray:
     """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
     weighted = units.T * weight
-    return np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal)
+    head: FloatArray = np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal)
+    return head

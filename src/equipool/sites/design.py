@@ -12,9 +12,8 @@ from equipool.sites.effect import FloatArray, IntArray
 
 __all__ = ["Design", "find_point_masses", "gram", "pieces", "site_rows", "site_sums", "winsorised"]
 
-TINY = (
-    1e-12  # variance, in those of the standardised feature, below which it is rounding; divisors stay above
-)
+TINY = 1e-12  # share of a standardised feature's variance that may be rounding; divisors stay above it
+FEW = 5  # rows or participants; of fewer, neither shared values nor a variance say anything
 WINSORISE_AT = 4.0  # standard deviations; of a Gaussian feature, 6 values in 100 000 are farther out
 MIN_PARTICIPANTS = 25  # of a site, for its warp or coupling; below, held-out gains are noise
 MAX_ROWS = 10_000  # drawn at random to choose a warp and to fit a coupling; more hardly change either
@@ -114,7 +113,7 @@ def find_point_masses(ordered: FloatArray) -> FloatArray:
     number at each site, and give the site away. It is kept as it is.
     """
     result = np.full(ordered.shape[1], np.nan)
-    length = int(np.ceil(POINT_MASS * max(len(ordered), 100)))  # five rows at least
+    length = max(int(np.ceil(POINT_MASS * len(ordered))), FEW)
     if len(ordered) < length:
         return result
     # A value with this share of rows fills a run of the sorted column, whose ends are equal.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.groups.trend import SplineBasis, Trend, fit_basis
-from equipool.sites.design import MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
+from equipool.sites.design import FEW, MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Moments", "Regression", "SharedTrend", "ShiftScale", "regress", "variance_between", "winsorise"]
@@ -198,9 +198,7 @@ class Regression:
         return sums
 
 
-def regress(
-    sites: Moments, penalty: FloatArray, kurtosis: FloatArray | float = 3.0, *, scales_trend: bool = False
-) -> Regression:
+def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) -> Regression:
     """Fit trend, levels and scales; ``penalty`` (q,) is that on the slopes for each participant."""
     n, (q, p) = sites.n, sites.bz.shape[1:]
     total, factor, present = n.sum(), np.ones((len(n), p)), n > 0
@@ -210,7 +208,7 @@ def regress(
         slopes = inverse @ np.einsum("sqp,sp->qp", sites.bz, 1 / factor)
         level = sites.z - factor * (sites.b @ slopes)
         squares = sites.squares(level, slopes, factor)
-        scale_weight = _scale_weight(squares, n, np.broadcast_to(kurtosis, p))
+        scale_weight = _scale_weight(squares, n)
         scale = _scales(squares, n, scale_weight)
         factor = scale if scales_trend else factor
     pool_level = level / factor
@@ -222,41 +220,25 @@ def regress(
     trend_error = ((away @ inverse) * away).sum(axis=1, keepdims=True)
     sampling = (1.0 if scales_trend else scale**2) / np.where(present, n, 1.0)[:, None]
     error = np.sqrt(variance * total / degrees * (sampling + trend_error))
-    between = _variance_of_shifts(shift[present], error[present])
+    between = variance_between(shift[present], error[present])
     shift *= between / np.maximum(between + error**2, TINY)
     effect = ShiftScale(scales_trend, shift, error, scale, between, scale_weight, variance)
     return Regression(slopes, level, centre, n, effect)
 
 
-def _variance_of_shifts(shift: FloatArray, error: FloatArray) -> FloatArray:
-    """Return the variance of true shifts between sites, (p,)."""
-    count = len(shift)
-    if count < 2:
-        return np.zeros(shift.shape[1])
-    # Few sites say little about one feature; all features together say more.
-    between = variance_between(shift, error)
-    return (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
-
-
-def _scale_weight(squares: FloatArray, n: FloatArray, kurtosis: FloatArray) -> FloatArray:
+def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
     """Return how many equivalent participants of the pooled scale each site's is to be mixed with, (p,).
 
-    As many as make the logarithm of a site's variance as uncertain as sites differ in it (DerSimonian and
-    Laird); heavy tails take more.
+    As many as make the logarithm of a site's variance, of error 2 / (n − 1), as uncertain as sites differ.
     """
-    enough = n >= 5
+    enough = n >= FEW
     if enough.sum() < 2:
         return np.full(squares.shape[1], PRIOR_SCALE)
     n = n[enough, None]
-    variance = squares[enough] / n
-    varies = (variance > TINY).all(axis=0)
+    variance = np.maximum(squares[enough] / n, TINY)
     # Logarithms of few participants' variances are too small on average.
-    logs = np.log(np.where(varies, variance, 1.0)) + 1 / (n - 1)
-    between = variance_between(logs, np.sqrt((kurtosis - 1) / (n - 1)))
-    # Two features as PRIOR_SCALE has it, or a table of one feature and two sites would decide by chance.
-    mean = (between[varies].sum() + 2 * 2 / PRIOR_SCALE) / (varies.sum() + 2)
-    between = (len(n) * between + PRIOR_SITES * mean) / (len(n) + PRIOR_SITES)
-    return np.where(varies, np.clip((kurtosis - 1) / between, 1.0, 100 * PRIOR_SCALE), PRIOR_SCALE)
+    between = variance_between(np.log(variance) + 1 / (n - 1), np.sqrt(2 / (n - 1)))
+    return 2 / np.maximum(between, TINY)
 
 
 def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
@@ -270,12 +252,18 @@ def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArra
 
 
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
-    """Return the variance of sites' true values, (p,): DerSimonian and Laird's estimate."""
-    weight = 1 / np.maximum(error**2, TINY)
+    """Return the variance of sites' true values, (p,): DerSimonian and Laird's estimate.
+
+    Few sites say little about one feature; it is shrunk to the mean over features.
+    """
+    count, weight = len(values), 1 / np.maximum(error**2, TINY)
+    if count < 2:
+        return np.zeros(values.shape[1])
     total = weight.sum(axis=0)
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
-    between: FloatArray = np.maximum(apart - (len(values) - 1), 0)
-    return between / (total - (weight**2).sum(axis=0) / total)
+    between = np.maximum(apart - (count - 1), 0) / (total - (weight**2).sum(axis=0) / total)
+    result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
+    return result
 
 
 # -- choices -----------------------------------------------------------------------------------------------
@@ -288,7 +276,6 @@ class SharedTrend:
     basis: SplineBasis
     columns: FloatArray  # (rows, q): those of the basis, and after them those of a target
     sums: tuple[FloatArray, ...]  # of sums_of, by site and fold
-    kurtosis: FloatArray  # (p,), of residuals
     curvature: float  # the penalty on curved columns for each participant, 0 where there are none
     scales_trend: bool = False  # whether sites scale the trend
 
@@ -310,7 +297,7 @@ class SharedTrend:
     def without(self, fold: int) -> Regression:
         """Return the regression on all rows but those of a fold."""
         moments = Moments.of(self.sums, np.arange(self.n_folds) != fold)
-        return regress(moments, self.penalty, self.kurtosis, scales_trend=self.scales_trend)
+        return regress(moments, self.penalty, scales_trend=self.scales_trend)
 
     @property
     def n_folds(self) -> int:
@@ -325,8 +312,7 @@ class SharedTrend:
         """
         basis, columns = regression_columns(design)
         sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
-        kurtosis = _kurtosis(z, columns, design, sums, _penalty(basis, columns, CURVATURES[0]))
-        shared = cls(basis, columns, sums, kurtosis, (curvature or CURVATURES[0]) if curved else 0.0)
+        shared = cls(basis, columns, sums, (curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
             shared = replace(
@@ -369,28 +355,15 @@ def regression_columns(design: Design) -> tuple[SplineBasis, FloatArray]:
         w = np.sqrt(design.weight)[:, None]
         # What the trend explains of the target belongs to the trend.
         free = target - columns @ np.linalg.lstsq(columns * w, target * w, rcond=None)[0]
-        target = free[:, free.std(axis=0) > 1e-6 * target.std(axis=0)]
+        target = free[:, free.var(axis=0) > TINY * target.var(axis=0)]
     return basis, np.hstack([columns, target])
 
 
 def _penalty(basis: SplineBasis, columns: FloatArray, curvature: float) -> FloatArray:
     """Return the penalty on each column, (q,): a trace on all, so that collinear ones can be solved for."""
-    penalty = np.full(columns.shape[1], 1e-9)
+    penalty = np.full(columns.shape[1], TINY)
     penalty[: basis.width][basis.curved] = curvature
     return penalty
-
-
-def _kurtosis(
-    z: FloatArray, columns: FloatArray, design: Design, sums: tuple[FloatArray, ...], penalty: FloatArray
-) -> FloatArray:
-    """Return the kurtosis of residuals around sites and trend, (p,), within sensible bounds."""
-    moments = Moments.of(sums, np.ones(design.n_folds, dtype=bool))
-    fit, n = regress(moments, penalty), np.maximum(moments.n, TINY)[:, None]
-    variance = moments.squares(fit.level, fit.slopes, np.ones_like(fit.level)) / n
-    varies, fourths = variance > TINY, fit.power_sums(z, columns, design, 4)
-    ratio = np.divide(fourths, variance**2, out=np.zeros_like(fourths), where=varies).sum(axis=0)
-    total = (n * varies).sum(axis=0)
-    return np.clip(np.where(total > 0, ratio / np.maximum(total, 1.0), 3.0), 2.0, 20.0)
 
 
 # -- winsorising -------------------------------------------------------------------------------------------
