@@ -71,11 +71,11 @@ class Covariance(SiteEffect):
             return identity
         deviation = design.deviation(residuals)
         residuals = winsorised(residuals, deviation)
-        pooled_shrinkage, k = _chosen_shrinkages(residuals, design, shrinkage)
+        chosen, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
             return identity
         n = _freedom(design)
-        whiten, colour = _Correlation.of(residuals, design).roots(pooled_shrinkage)
+        whiten, colour = _Pool.of(residuals, design).roots(chosen)
         white = residuals @ whiten
         sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
         start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
@@ -100,20 +100,17 @@ class Covariance(SiteEffect):
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
-        n, k, vectors, squares, rest = len(rows) - 1, self.shrinkage, self.vectors[:0], self.values[:0], 1.0
-        if not self.is_identity:
-            residuals = winsorised(rows - at.predicted, self.deviation)
-            measured = ~np.isnan(residuals)
-            mean = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)
-            white = np.where(measured, residuals - mean, 0.0) @ self.whiten
-            vectors, squares = _principal(white, np.ones(len(rows)))
-            rest = k / (n + k)
+        n, k, residuals = len(rows) - 1, self.shrinkage, winsorised(rows - at.predicted, self.deviation)
+        measured = ~np.isnan(residuals)
+        mean = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)
+        white = np.where(measured, residuals - mean, 0.0) @ self.whiten
+        vectors, squares = _principal(white, np.ones(len(rows)))
         return replace(
             self,
             vectors=np.vstack([self.vectors, vectors]),
             values=np.append(self.values, (squares + k) / (n + k)),
             start=np.append(self.start, self.start[-1] + len(squares)),
-            rest=np.append(self.rest, rest),
+            rest=np.append(self.rest, 1 / (1 + n / k)),
         )
 
     def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
@@ -130,34 +127,31 @@ class Covariance(SiteEffect):
 
 
 @dataclass(frozen=True, eq=False)
-class _Correlation:
-    """The eigenvalues and eigenvectors of the pooled correlation of residuals."""
+class _Pool:
+    """The eigenvalues and eigenvectors of the pooled correlation of residuals, and their deviations."""
 
     deviation: FloatArray
-    values: FloatArray
+    values: FloatArray  # (shares, p), of the correlation mixed with the identity by POOLED_SHRINKAGES
     vectors: FloatArray
 
     @classmethod
     def of(cls, residuals: FloatArray, design: Design) -> Self:
         covariance = gram(residuals, design.weight) / max(_freedom(design).sum(), 1.0)
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
-        return cls(deviation, *np.linalg.eigh(covariance / np.outer(deviation, deviation)))
+        values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
+        share = POOLED_SHRINKAGES[:, None]
+        return cls(deviation, np.maximum((1 - share) * values + share, TINY), vectors)
 
-    def shrunk(self, share: float) -> FloatArray:
-        """Return the eigenvalues of the correlation mixed with the identity."""
-        return np.maximum((1 - share) * self.values + share, TINY)
-
-    def roots(self, share: float) -> tuple[FloatArray, FloatArray]:
+    def roots(self, chosen: int) -> tuple[FloatArray, FloatArray]:
         """Return W and C."""
-        root, vectors = np.sqrt(self.shrunk(share)), self.vectors
+        root, vectors = np.sqrt(self.values[chosen]), self.vectors
         whiten = (vectors / root) @ vectors.T / self.deviation[:, None]
         return whiten, (vectors * root) @ vectors.T * self.deviation
 
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
-        """Return the log-likelihood of residuals up to a constant, by share."""
+        """Return the log-likelihood of residuals up to a constant, (shares,)."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
-        values = np.array([self.shrunk(share) for share in POOLED_SHRINKAGES])
-        result: FloatArray = -0.5 * (squares / values + weight.sum() * np.log(values)).sum(axis=1)
+        result: FloatArray = -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
         return result
 
 
@@ -179,8 +173,8 @@ def _freedom(design: Design) -> FloatArray:
     return np.maximum(design.n_participants - 1, 0.0)
 
 
-def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[float, float]:
-    """Return the shrinkage of the pool's correlations and k, by the log-likelihood of held-out participants.
+def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float]:
+    """Return which of the pool's shrinkages, and k, by the log-likelihood of held-out participants.
 
     The pool's comes first: what too much or too little of it costs would be taken for the sites'. It removes
     nothing, so the most likely one is taken; only k says whether there is an effect.
@@ -188,19 +182,19 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
     pools, total, likelihoods = [], np.zeros(len(POOLED_SHRINKAGES)), []
     for fold in design.folds():
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        pools.append(_Correlation.of(a, fitted))
+        pools.append(_Pool.of(a, fitted))
         total += pools[-1].log_likelihoods(b, judged.weight)
-    share = float(POOLED_SHRINKAGES[total.argmax()])
+    chosen = int(total.argmax())
     if k is not None or not pools:
-        return share, np.inf if k is None else float(k)
+        return chosen, np.inf if k is None else float(k)
     for fold, pool in zip(design.folds(), pools, strict=True):
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        (whiten, _), n = pool.roots(share), _freedom(fitted)
+        (whiten, _), n = pool.roots(chosen), _freedom(fitted)
         for s in np.unique(judged.site):
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])
             likelihoods.append(_log_likelihoods(*directions, n[s], b[held] @ whiten, judged.weight[held]))
-    return share, SHRINKAGES[choose(np.array(likelihoods).T)]
+    return chosen, SHRINKAGES[choose(np.array(likelihoods).T)]
 
 
 def _around_training_means(
@@ -222,10 +216,8 @@ def _log_likelihoods(
 ) -> FloatArray:
     """Return the log-likelihood of a site's held-out whitened residuals b, by shrinkage."""
     along, total = b_weight @ (b @ vectors.T) ** 2, b_weight @ (b**2).sum(axis=1)
-    result = [-0.5 * total]
-    for k in SHRINKAGES[1:]:
-        values, rest = (squares + k) / (n + k), k / (n + k)
-        determinant = np.log(values).sum() + (b.shape[1] - len(values)) * np.log(rest)
-        distance = along @ (1 / values) + (total - along.sum()) / rest
-        result.append(-0.5 * (distance + b_weight.sum() * determinant))
-    return np.array(result)
+    k, dimensions = np.array(SHRINKAGES[1:])[:, None], b.shape[1] - len(squares)
+    values, rest = (squares + k) / (n + k), k[:, 0] / (n + k[:, 0])
+    determinants = np.log(values).sum(axis=1) + dimensions * np.log(rest)
+    distances = (along / values).sum(axis=1) + (total - along.sum()) / rest
+    return -0.5 * np.append(total, distances + b_weight.sum() * determinants)
