@@ -5,6 +5,7 @@ import pytest
 import random_effects as draw
 
 import equipool as ep
+from equipool.sites.effect import Composition
 from equipool.sites.model import fit_site_model
 
 TABLES = {
@@ -61,9 +62,12 @@ def test_the_likelihood_of_each_site_is_that_of_its_density(settings):
     variance = model.composition["shift and scale"].variance
     covariance = model.composition["covariance"]
     whiten = np.diag(variance**-0.5) if covariance.is_identity else covariance.whiten
+    outer = Composition((model.composition["warp"], model.composition["shift and scale"]))
     for i in range(8):
         for s in range(3):
             at = model.at(design.covariates[[i]], s)
+            if (np.abs(outer.undo(z[[i]], at) - at.predicted) > 3.5 * variance**0.5).any():
+                continue  # winsorised, where the density is no longer that of the map
             jacobian = np.empty((5, 5))
             for k in range(5):
                 step = 1e-5 * np.eye(5)[k]

@@ -6,7 +6,6 @@ import random_effects as draw
 
 import equipool as ep
 from equipool.sites.shift_scale import (
-    CURVATURES,
     Moments,
     SharedTrend,
     regress,
@@ -105,9 +104,8 @@ def test_the_regression_is_that_of_a_design_matrix(target):
     np.testing.assert_allclose(fit.level, solved[:4])
     np.testing.assert_allclose(fit.slopes, solved[4:], atol=1e-9)
     np.testing.assert_allclose(fit.centre, _weighted(solved[:4], design.n_participants))
-    for part, predicted, residuals in fit.residuals(z, columns, design.site):
+    for part, predicted in fit.predicted(columns, design.site):
         np.testing.assert_allclose(predicted, (matrix @ solved)[part], atol=1e-9)
-        np.testing.assert_allclose(predicted + residuals, z[part])
 
 
 def test_where_sites_scale_the_trend_features_over_scale_follow_a_plain_regression():
@@ -163,33 +161,22 @@ def test_the_weight_of_the_pools_scale_is_that_of_a_meta_analysis():
     z, _ = _table(rng, design, scales=0.5)
     shared = SharedTrend.fit(z, design, curvature=0.01)
     columns, n = shared.columns, design.n_participants
-    matrix, solved = _least_squares(z, design, columns, _penalty(design, columns, CURVATURES[0]))
-    straight = z - matrix @ solved
-    between, kurtosis = [], []
-    for j in range(3):
-        total = 0.0
-        for s in range(6):
-            rows = design.site == s
-            variance = np.average(straight[rows, j] ** 2, weights=design.weight[rows])
-            total += (design.weight * straight[:, j] ** 4)[rows].sum() / variance**2
-        kurtosis.append(min(max(total / n.sum(), 2), 20))
-    np.testing.assert_allclose(shared.kurtosis, kurtosis)
     matrix, solved = _least_squares(z, design, columns, _penalty(design, columns, 0.01))
-    residuals = z - matrix @ solved
+    residuals, between = z - matrix @ solved, []
     for j in range(3):
         rows = [design.site == s for s in range(6)]
         variance = [np.average(residuals[r, j] ** 2, weights=design.weight[r]) for r in rows]
         logs = [np.log(variance[s]) + 1 / (n[s] - 1) for s in range(6)]
-        weight = [(n[s] - 1) / (kurtosis[j] - 1) for s in range(6)]
+        weight = [(n[s] - 1) / 2 for s in range(6)]
         mean = np.average(logs, weights=weight)
         q = sum(w * (value - mean) ** 2 for w, value in zip(weight, logs, strict=True))
         total = sum(weight)
         between.append(max(q - 5, 0) / (total - sum(w**2 for w in weight) / total))
-    prior = (sum(between) + 2 * 0.2) / (3 + 2)
-    fit = regress(Moments.of(shared.sums, _every(3)), _penalty(design, columns, 0.01), shared.kurtosis)
+    prior = sum(between) / 3
+    fit = regress(Moments.of(shared.sums, _every(3)), _penalty(design, columns, 0.01))
     for j in range(3):
         mixed = (6 * between[j] + 4 * prior) / (6 + 4)
-        assert fit.effect.scale_weight[j] == pytest.approx((kurtosis[j] - 1) / mixed, rel=1e-9)
+        assert fit.effect.scale_weight[j] == pytest.approx(2 / mixed, rel=1e-9)
 
 
 def test_the_variance_between_sites_is_that_of_dersimonian_and_laird():
@@ -202,7 +189,8 @@ def test_the_variance_between_sites_is_that_of_dersimonian_and_laird():
         q = sum(w * (one - mean) ** 2 for w, one in zip(weight, y, strict=True))
         c = sum(weight) - sum(w**2 for w in weight) / sum(weight)
         between.append(max(0.0, (q - (len(y) - 1)) / c))
-    np.testing.assert_allclose(variance_between(values, error), between)
+    shrunk = [(9 * one + 4 * np.mean(between)) / (9 + 4) for one in between]
+    np.testing.assert_allclose(variance_between(values, error), shrunk)
     assert between[0] > between[2] >= 0
     assert between[3] == 0
 
@@ -214,9 +202,7 @@ def test_shifts_are_shrunk_by_the_variance_between_sites_and_their_errors():
     _, columns = regression_columns(design)
     fit = regress(Moments.of(sums_of(z, columns, design), _every()), _penalty(design, columns, 0.01))
     raw, error = fit.level - fit.centre, fit.effect.error
-    alone = variance_between(raw, error)
-    for j in range(3):
-        between = (5 * alone[j] + 4 * alone.mean()) / (5 + 4)
+    for j, between in enumerate(variance_between(raw, error)):
         assert fit.effect.between[j] == pytest.approx(between)
         for s in range(5):
             assert fit.effect.shift[s, j] == pytest.approx(raw[s, j] * between / (between + error[s, j] ** 2))
@@ -270,7 +256,7 @@ def test_the_likelihood_of_held_out_participants_is_a_sum_over_them(scales_trend
     design = _design(rng, n=20)
     z, _ = _table(rng, design, scales=0.3)
     fitted = SharedTrend.fit(z, design, curvature=0.1)
-    shared = SharedTrend(fitted.basis, fitted.columns, fitted.sums, fitted.kurtosis, 0.1, scales_trend)
+    shared = SharedTrend(fitted.basis, fitted.columns, fitted.sums, 0.1, scales_trend)
     variance = np.zeros(3)
     for s in range(4):
         rows = design.site == s
@@ -282,7 +268,7 @@ def test_the_likelihood_of_held_out_participants_is_a_sum_over_them(scales_trend
         train = design.only(rows)
         moments = Moments.of(sums_of(z[rows], shared.columns[rows], train), _every())
         penalty = _penalty(design, shared.columns, 0.1)
-        fit = regress(moments, penalty, shared.kurtosis, scales_trend=scales_trend)
+        fit = regress(moments, penalty, scales_trend=scales_trend)
         for i in np.flatnonzero(design.fold == fold):
             s = design.site[i]
             factor = fit.effect.scale[s] if scales_trend else 1.0
@@ -345,10 +331,10 @@ def test_scales_are_shrunk_less_where_they_differ_more():
 
 
 def _naively_winsorised(z, design, columns, penalty):
-    result = z.copy()
-    for j in range(z.shape[1]):
-        before = np.full(design.n_sites, np.inf)
-        for _ in range(30):
+    result, before = z.copy(), np.full((design.n_sites, z.shape[1]), np.inf)
+    for _ in range(30):
+        limits = np.empty_like(before)
+        for j in range(z.shape[1]):
             matrix, solved = _least_squares(result[:, j], design, columns, penalty)
             predicted = matrix @ solved
             lengths, n = np.zeros(design.n_sites), np.zeros(design.n_sites)
@@ -356,13 +342,12 @@ def _naively_winsorised(z, design, columns, penalty):
                 lengths[s] += design.weight[i] * abs(result[i, j] - predicted[i])
                 n[s] += design.weight[i]
             pooled = lengths.sum() / n.sum()
-            limit = 4 * np.sqrt(np.pi / 2) * (lengths + 10 * pooled) / (n + 10)
-            outlying = (np.abs(result[:, j] - predicted) > limit[design.site]).any()
+            limit = limits[:, j] = 4 * np.sqrt(np.pi / 2) * (lengths + 10 * pooled) / (n + 10)
             for i, s in enumerate(design.site):
                 result[i, j] = min(max(z[i, j], predicted[i] - limit[s]), predicted[i] + limit[s])
-            if not outlying or (limit >= 0.99 * before).all():
-                break
-            before = limit
+        if (limits >= 0.99 * before).all():
+            break
+        before = limits
     return result
 
 

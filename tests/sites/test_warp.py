@@ -10,9 +10,8 @@ from scipy.integrate import quad
 
 import equipool as ep
 from equipool.exceptions import InputError
-from equipool.sites import design as passes
+from equipool.sites import design as designs
 from equipool.sites import rising_curves as module
-from equipool.sites import warp as choices
 from equipool.sites.design import Design
 from equipool.sites.effect import Context
 from equipool.sites.rising_curves import CURVE, KNOTS
@@ -237,7 +236,7 @@ def test_a_part_of_many_rows_is_enough_to_choose_by(monkeypatch):
         clean, measured, design = _warped(np.random.default_rng(3), 400, features=12, amount=0.2)
         z = measured if warped else clean
         whole = _fit(z, design)
-        monkeypatch.setattr(choices, "MAX_ROWS", 800)
+        monkeypatch.setattr(designs, "MAX_ROWS", 800)
         part = _fit(z, design)
         assert whole.is_identity == part.is_identity == (not warped)
         monkeypatch.undo()
@@ -246,7 +245,7 @@ def test_a_part_of_many_rows_is_enough_to_choose_by(monkeypatch):
 def test_features_may_come_in_any_number_of_blocks(monkeypatch):
     _, measured, design = _warped(np.random.default_rng(0), 100, features=6)
     whole = _fit(measured, design)
-    monkeypatch.setattr(passes, "PIECE", 100)
+    monkeypatch.setattr(designs, "PIECE", 100)
     parts = _fit(measured, design)
     assert not whole.is_identity
     for name, value in vars(whole).items():

@@ -109,7 +109,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         Whether a network removes what sites do to features jointly (:mod:`equipool.sites.coupling`).
         ``None``: chosen.
     random_state
-        Of the folds and of the network's first weights; the same number gives the same bits, ``None`` is 0.
+        Of the folds and of the network's hidden units; the same number gives the same bits, ``None`` is 0.
 
     Attributes
     ----------

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from equipool.randomness import seed_for
-from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, TINY, Design, gram, winsorised
+from equipool.sites.design import TINY, Design, gram, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Coupling"]
@@ -79,7 +79,7 @@ class Coupling(SiteEffect):
     def fit(cls, residuals: FloatArray, design: Design, *, wanted: bool | None = None, seed: int = 0) -> Self:
         """Fit the network to residuals (rows, features); ``None``: if held-out participants confirm it."""
         n_sites, p = design.n_sites, residuals.shape[1]
-        rows = _rows_of_large_sites(design)
+        rows = design.sample()
         if wanted is False or design.n_folds < 2 or not len(rows) or not MAX_SCORES + 2 <= p <= MAX_FEATURES:
             return cls.identity(n_sites, p)
         design, residuals = design.only(rows), residuals[rows]
@@ -134,8 +134,6 @@ class Coupling(SiteEffect):
         units: FloatArray = np.tanh(points @ self.weights + self.bias)
         return units - np.tanh(means @ self.weights + self.bias)
 
-    # -- fitting -------------------------------------------------------------------------------------------
-
     @classmethod
     def _trained(
         cls, residuals: FloatArray, design: Design, train: IntArray, seed: int
@@ -186,15 +184,6 @@ class Coupling(SiteEffect):
                 yield shares * across - shares**2 / 2 * square
 
 
-def _rows_of_large_sites(design: Design) -> IntArray:
-    """Return at most MAX_ROWS rows, of sites with enough participants; none where fewer than two have."""
-    rows = np.arange(len(design.site))
-    if len(rows) > MAX_ROWS:
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_ROWS])
-    large = design.only(rows).n_participants >= MIN_PARTICIPANTS
-    return rows[large[design.site[rows]]] if large.sum() > 1 else rows[:0]
-
-
 def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]:
     """Return the largest eigenvalues (q,) and eigenvectors (p, q): those beyond chance, and at least one."""
     values, vectors = np.linalg.eigh(correlation)
@@ -208,5 +197,4 @@ def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]
 def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray) -> FloatArray:
     """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
     weighted = units.T * weight
-    head: FloatArray = np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal)
-    return head
+    return np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal).astype(np.float64)

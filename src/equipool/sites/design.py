@@ -56,6 +56,14 @@ class Design:
             fitted = np.bincount(self.site[train], minlength=self.n_sites) > 0
             yield train, np.flatnonzero((self.fold == fold) & fitted[self.site])
 
+    def sample(self) -> IntArray:
+        """Return at most MAX_ROWS rows of sites with enough participants; none where fewer than two have."""
+        rows = np.arange(len(self.site))
+        if len(rows) > MAX_ROWS:
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_ROWS])
+        large = self.only(rows).n_participants >= MIN_PARTICIPANTS
+        return rows[large[self.site[rows]]] if large.sum() > 1 else rows[:0]
+
     def site_means(self, values: FloatArray) -> FloatArray:
         """Return the weighted mean of values (rows, columns) at each site, (sites, columns)."""
         sums = site_sums(values, self.site, self.n_sites, self.weight)
@@ -64,9 +72,6 @@ class Design:
     def deviation(self, residuals: FloatArray) -> FloatArray:
         """Return the standard deviation of residuals (rows, features) around 0, (features,), never 0."""
         return np.sqrt(np.maximum(self.weight @ residuals**2 / self.weight.sum(), TINY))
-
-
-# -- passes over rows --------------------------------------------------------------------------------------
 
 
 def pieces(rows: int, width: int) -> Iterator[slice]:
@@ -96,9 +101,6 @@ def gram(a: FloatArray, weight: FloatArray) -> FloatArray:
     for part in pieces(len(a), 2 * a.shape[1]):
         total += (a[part] * weight[part, None]).T @ a[part]
     return total
-
-
-# -- values ------------------------------------------------------------------------------------------------
 
 
 def winsorised(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:

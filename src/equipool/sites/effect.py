@@ -24,9 +24,6 @@ IntArray = NDArray[np.intp]
 STANDARD_ERRORS = 2.0  # by which held-out log-likelihood must rise for an effect to enter: p = 0.023
 
 
-# -- selection ---------------------------------------------------------------------------------------------
-
-
 def exceeds(
     gains: FloatArray, *, tests: int = 1, standard_errors: float = STANDARD_ERRORS
 ) -> NDArray[np.bool_]:
@@ -55,9 +52,6 @@ def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERR
         return 0
     best = log_likelihoods[int(log_likelihoods.sum(axis=1).argmax())]
     return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=standard_errors))[0])
-
-
-# -- effects -----------------------------------------------------------------------------------------------
 
 
 def array(*dimensions: str, positive: bool = False, integer: bool = False) -> Any:

@@ -46,9 +46,6 @@ HATS = np.stack([np.interp(PLACES, KNOTS, row) for row in np.eye(len(KNOTS))], a
 PAIRS = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
 
 
-# -- sums over participants --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Sums:
     """What the likelihood needs of each site's participants.
@@ -108,9 +105,6 @@ def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
     cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, len(MIDDLES)).astype(np.intp) + 1
     flat = (cell + np.arange(p) * len(HATS)).ravel()
     return np.bincount(flat, np.repeat(weight, p), p * len(HATS)).reshape(p, len(HATS)).astype(np.float64)
-
-
-# -- the likelihood and its optimum ------------------------------------------------------------------------
 
 
 def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
@@ -195,9 +189,6 @@ def _newton_step(
     turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
     step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
     return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
-
-
-# -- curves ------------------------------------------------------------------------------------------------
 
 
 def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:

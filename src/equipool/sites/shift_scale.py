@@ -25,10 +25,8 @@ TREND_STANDARD_ERRORS = 1.0  # Breiman's: the trend is kept, so it needs less pr
 TURNS = 3  # of what is estimated in turns, such as the trend given scales, and scales given the trend
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
 PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
-ABSURD = 50.0  # standard deviations of the feature, beyond which a value is no measurement
-
-
-# -- the effect --------------------------------------------------------------------------------------------
+ABSURD = 50.0  # standard deviations of the feature; values beyond would take many rounds of winsorising
+SETTLED = 0.01  # share of a limit of winsorising by which it may still change in the last round
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +114,6 @@ class ShiftScale(SiteEffect):
         )
 
 
-# -- moments -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Moments:
     """Weighted count, means and centred products of the columns b (q) and the features z (p) at each site."""
@@ -167,9 +162,6 @@ def sums_of(z: FloatArray, columns: FloatArray, design: Design, n_folds: int = 1
     return tuple(each.reshape(design.n_sites, n_folds, *each.shape[1:]) for each in sums)
 
 
-# -- the regression ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Regression:
     """The regression of one set of rows."""
@@ -180,22 +172,11 @@ class Regression:
     n_participants: FloatArray  # (sites,)
     effect: ShiftScale  # its shifts shrunk by empirical Bayes
 
-    def residuals(
-        self, z: FloatArray, columns: FloatArray, site: IntArray
-    ) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
-        """Yield some rows at a time: which, what their site is expected to measure, and residuals."""
+    def predicted(self, columns: FloatArray, site: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield some rows at a time: which, and what their site is expected to measure."""
         factor = self.effect.trend_scale
-        for part in pieces(*z.shape):
-            predicted = self.level[site[part]] + factor[site[part]] * (columns[part] @ self.slopes)
-            yield part, predicted, z[part] - predicted
-
-    def power_sums(self, z: FloatArray, columns: FloatArray, design: Design, power: int) -> FloatArray:
-        """Return Σ w |residual|^power at each site, (sites, p)."""
-        sums = np.zeros_like(self.level)
-        for part, _, residuals in self.residuals(z, columns, design.site):
-            values = np.abs(residuals) ** power
-            sums += site_sums(values, design.site[part], design.n_sites, design.weight[part])
-        return sums
+        for part in pieces(len(site), factor.shape[1]):
+            yield part, self.level[site[part]] + factor[site[part]] * (columns[part] @ self.slopes)
 
 
 def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) -> Regression:
@@ -231,14 +212,14 @@ def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
 
     As many as make the logarithm of a site's variance, of error 2 / (n − 1), as uncertain as sites differ.
     """
-    enough = n >= FEW
-    if enough.sum() < 2:
-        return np.full(squares.shape[1], PRIOR_SCALE)
-    n = n[enough, None]
-    variance = np.maximum(squares[enough] / n, TINY)
-    # Logarithms of few participants' variances are too small on average.
-    between = variance_between(np.log(variance) + 1 / (n - 1), np.sqrt(2 / (n - 1)))
-    return 2 / np.maximum(between, TINY)
+    weight, enough = np.full(squares.shape[1], PRIOR_SCALE), n >= FEW
+    n, variance = n[enough, None], squares[enough] / n[enough, None]
+    varies = (variance > TINY).all(axis=0)
+    if len(n) > 1 and varies.any():
+        # Logarithms of few participants' variances are too small on average.
+        logs = np.log(variance[:, varies]) + 1 / (n - 1)
+        weight[varies] = 2 / np.maximum(variance_between(logs, np.sqrt(2 / (n - 1))), TINY)
+    return weight
 
 
 def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
@@ -264,9 +245,6 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     between = np.maximum(apart - (count - 1), 0) / (total - (weight**2).sum(axis=0) / total)
     result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
     return result
-
-
-# -- choices -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,9 +293,8 @@ class SharedTrend:
         shared = cls(basis, columns, sums, (curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
-            shared = replace(
-                shared, curvature=CURVATURES[choose(tried, standard_errors=TREND_STANDARD_ERRORS)]
-            )
+            best = choose(tried, standard_errors=TREND_STANDARD_ERRORS)
+            shared = replace(shared, curvature=CURVATURES[best])
         if design.n_sites > 1 and basis.width and shared.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
@@ -366,9 +343,6 @@ def _penalty(basis: SplineBasis, columns: FloatArray, curvature: float) -> Float
     return penalty
 
 
-# -- winsorising -------------------------------------------------------------------------------------------
-
-
 def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     """Winsorise values far from what site and trend predict, so that one failed segmentation decides nothing.
 
@@ -377,26 +351,24 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     without outliers as they were, and how many participants of each site were winsorised, (sites, p).
     """
     basis, columns = regression_columns(design)
-    penalty, n = _penalty(basis, columns, CURVATURES[-1]), design.n_participants[:, None]
-    result, features = np.clip(z, -ABSURD, ABSURD), np.arange(z.shape[1])  # or it would take many rounds
-    limit = np.full((design.n_sites, z.shape[1]), np.inf)
+    penalty, n, site = _penalty(basis, columns, CURVATURES[-1]), design.n_participants[:, None], design.site
+    result, limit = np.clip(z, -ABSURD, ABSURD), np.full((design.n_sites, z.shape[1]), np.inf)
     for _ in range(MAX_ITERATIONS):
-        near = result if len(features) == z.shape[1] else result[:, features]
-        fit = regress(Moments.of(sums_of(near, columns, design), np.ones(1, dtype=bool)), penalty)
-        lengths, outlying = fit.power_sums(near, columns, design, 1), np.zeros(len(features), dtype=bool)
-        before, limit = limit, _limit(lengths, n, lengths.sum(axis=0) / n.sum())
-        for part, predicted, residuals in fit.residuals(near, columns, design.site):
-            bound = limit[design.site[part]]
-            outlying |= (np.abs(residuals) > bound).any(axis=0)
-            result[part, features] = np.clip(z[part][:, features], predicted - bound, predicted + bound)
-        outlying &= (limit < 0.99 * before).any(axis=0)
-        features, limit = features[outlying], limit[:, outlying]
-        if not len(features):
+        fit = regress(Moments.of(sums_of(result, columns, design), np.ones(1, dtype=bool)), penalty)
+        before, lengths = limit, np.zeros_like(limit)
+        for part, predicted in fit.predicted(columns, site):
+            away = np.abs(result[part] - predicted)
+            lengths += site_sums(away, site[part], design.n_sites, design.weight[part])
+        limit = _limit(lengths, n, lengths.sum(axis=0) / n.sum())
+        for part, predicted in fit.predicted(columns, site):
+            bound = limit[site[part]]
+            result[part] = np.clip(z[part], predicted - bound, predicted + bound)
+        if (limit >= (1 - SETTLED) * before).all():
             break
     count = np.zeros((design.n_sites, z.shape[1]))
     for part in pieces(*z.shape):
         changed = (result[part] != z[part]).astype(np.float64)
-        count += site_sums(changed, design.site[part], design.n_sites, design.weight[part])
+        count += site_sums(changed, site[part], design.n_sites, design.weight[part])
     return result, count
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.groups.trend import MIN_DISTINCT
-from equipool.sites.design import MAX_ROWS, MIN_PARTICIPANTS, TINY, Design, pieces
+from equipool.sites.design import MIN_PARTICIPANTS, TINY, Design, pieces
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose, exceeds
 from equipool.sites.rising_curves import (
     CURVE,
@@ -79,10 +79,11 @@ class Warp(SiteEffect):
     def fit(cls, z: FloatArray, design: Design, shared: SharedTrend, *, wanted: bool | None = None) -> Self:
         """Fit the curves; ``wanted=None``: where they raise the likelihood of held-out participants."""
         identity = cls.identity(design.n_sites, z.shape[1])
-        large, graded = design.n_participants >= MIN_PARTICIPANTS, _is_graded(z)
-        if wanted is False or large.sum() < 2 or design.n_folds < 2 or graded.all():
+        large, sample = design.n_participants >= MIN_PARTICIPANTS, design.sample()
+        graded = _is_graded(z[sample])
+        if wanted is False or not len(sample) or design.n_folds < 2 or graded.all():
             return identity
-        stiffness = _choose(_held_out_gains(z, design, shared, large), graded, wanted)
+        stiffness = _choose(_held_out_gains(z, design, shared, sample), graded, wanted)
         columns = np.flatnonzero(np.isfinite(stiffness))
         if not len(columns):
             return identity
@@ -162,8 +163,7 @@ class Warp(SiteEffect):
 
 def _is_graded(z: FloatArray) -> NDArray[np.bool_]:
     """Say which features have few values, with nothing between them that a curve could describe."""
-    ordered = np.sort(z[:: max(len(z) // MAX_ROWS, 1)], axis=0)
-    graded: NDArray[np.bool_] = (np.diff(ordered, axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
+    graded: NDArray[np.bool_] = (np.diff(np.sort(z, axis=0), axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
     return graded
 
 
@@ -184,20 +184,16 @@ def _choose(gains: FloatArray, graded: NDArray[np.bool_], wanted: bool | None) -
     return np.where(exceeds(gains[best, np.arange(p)], tests=p), stiffness[best], np.nan)
 
 
-def _held_out_gains(
-    z: FloatArray, design: Design, shared: SharedTrend, large: NDArray[np.bool_]
-) -> FloatArray:
+def _held_out_gains(z: FloatArray, design: Design, shared: SharedTrend, sample: IntArray) -> FloatArray:
     """Return by how much curves raise the log-likelihood of held-out participants, (1 + stiffness, p, parts).
 
     Beyond the best map without them: shift and scale as fitted, with and without scaling of the trend, and
     the pool's curve shifted and scaled with several strengths of shrinkage, lest curves undo shrinkage.
     """
-    rng, share = np.random.default_rng(0), min(MAX_ROWS / len(z), 1.0)
     forms = (shared,) if shared.scales_trend else (shared, replace(shared, scales_trend=True))
     parts = []
     for fold, rows in enumerate(design.folds()):
-        train, held = (np.sort(rng.permutation(part)[: int(np.ceil(share * len(part)))]) for part in rows)
-        train, held = train[large[design.site[train]]], held[large[design.site[held]]]
+        train, held = (np.intersect1d(part, sample, assume_unique=True) for part in rows)
         losses = np.concatenate([_losses(z, design, form, fold, train, held) for form in forms])
         parts.append(losses[..., np.unique(design.site[held])])
     losses = np.concatenate(parts, axis=-1)
