@@ -147,7 +147,7 @@ class FrameTau(nn.Module):
         return torch.stack([first, first + 1], dim=-1).flatten()
 
     def _designated(self, x: Tensor) -> Tensor:
-        """Return the designated planes' coordinates of x, shape (..., K, 2), in the action's dtype if wider."""
+        """Return the designated planes' coordinates of x, (..., K, 2), in the action's dtype if wider."""
         columns = self._columns(x.device)
         # An error of the phase is multiplied by the ratio of the fastest to the designated frequency.
         x = x.to(torch.promote_types(x.dtype, self.action.frequencies.dtype))
