@@ -1,4 +1,4 @@
-"""The paper's fairness tables, UCI Adult and German: sites are the sensitive attribute, the covariate is age."""
+"""UCI Adult and German, the paper's fairness tables: the site is a sensitive attribute, the covariate age."""
 
 from __future__ import annotations
 
