@@ -502,7 +502,7 @@ def test_covariates_without_names_are_taken_by_position(truth):
         alone.transform(pool.X, site=pool.site_labels, covariates=series),
         alone.transform(pool.X, site=pool.site_labels, covariates=pool.C),
     )
-    with pytest.raises(InputError, match=r"2 covariate\(s\) at fit \(age, sex\). Got 1"):
+    with pytest.raises(InputError, match=r"2 covariate\(s\) at fit \('age', 'sex'\). Got 1"):
         harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
 
 

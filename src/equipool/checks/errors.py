@@ -210,11 +210,10 @@ def _covariates(inputs: Inputs) -> Iterator[Finding]:
         yield from findings
         if not findings:
             varying.append(name)
-    frame = pd.DataFrame(inputs.covariates, columns=list(inputs.covariate_names))
-    complete: pd.DataFrame = frame[varying][np.isfinite(inputs.covariates).all(axis=1)]
-    correlation = complete.corr().to_numpy()
+    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)]
+    correlation = pd.DataFrame(complete, columns=list(inputs.covariate_names))[varying].corr().to_numpy()
     first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
-    for one, other in np.array(varying)[np.column_stack([first, second])]:
+    for one, other in np.array(varying, dtype=object)[np.column_stack([first, second])]:
         text = (
             f"The covariates {one!r} and {other!r} are the same up to scale, so their effects "
             "cannot be separated; leave one of them out."

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from equipool.checks import Inputs, Missing, check_inputs, refuse_text
 from equipool.checks.errors import warn_of_no_site, warn_of_small_sites
 from equipool.checks.findings import listed, plural
-from equipool.checks.inputs import parse_covariates, parse_labels, require_columns
+from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
 from equipool.data.covariates import Encoding, covariate_frame, encode
 from equipool.data.splits import deal
@@ -482,8 +482,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             return np.empty((len(z), 0))
         if covariates is not None:
             frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
-            require_columns(frame, self.encoding_.columns)
-            frame = frame[list(self.encoding_.columns)]
             return parse_covariates(self.encoding_.apart(frame), names, levels)
         weights = self.covariate_readers_[0 if codes is None else 1]
         if codes is not None:  # a site that was not seen at fit has no shift
