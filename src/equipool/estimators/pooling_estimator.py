@@ -118,7 +118,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         for name in (one.name for one in fields(self._learned)):
             self.__dict__.pop(name, None)  # of an earlier fit
-        distributed.remind()
+        distributed.warn_unless_started()
         with distributed.leader_first():  # it fills the cache of images
             features = self._features(X, reset=True)
         rows = len(features)
