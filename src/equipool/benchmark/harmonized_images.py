@@ -111,8 +111,7 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     """Fit harmonizers on the training participants of a split and evaluate volumes of the held-out ones."""
     data = load_brains(name, seed)
     pool, volumes = whole_cohort(name)
-    place = {path: k for k, path in enumerate(volumes.paths)}
-    train, test = (np.array([place[path] for path in part.images or ()]) for part in (data.train, data.test))
+    train, test = data.rows(data.train), data.rows(data.test)
     fold = Fold(pool, train, test, np.arange(len(pool)))
     truth = known_truth(name, volumes)
     clean, by_all = None, None
@@ -247,8 +246,9 @@ def _detected(maps: dict[str, StatMap], truth: Truth | None) -> pd.DataFrame:
     for label, one in maps.items():
         row: dict[str, Any] = {"map": label, "people": one.n, "significant": int(one.significant().sum())}
         if truth is not None:
-            detected = partial(detection, one, truth.affected, truth.unaffected, direction=truth.direction)
-            row |= {name: getattr(detected(), name) for name in ("found", "false", "auc")}
-            row |= {f"found_at_{rate:g}": detected(false_rate=rate).found for rate in FALSE_RATES}
+            detect = partial(detection, one, truth.affected, truth.unaffected, direction=truth.direction)
+            usual = detect()
+            row |= {"found": usual.found, "false": usual.false, "auc": usual.auc}
+            row |= {f"found_at_{rate:g}": detect(false_rate=rate).found for rate in FALSE_RATES}
         rows.append(row)
     return pd.DataFrame(rows)

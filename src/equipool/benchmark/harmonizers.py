@@ -49,7 +49,7 @@ SIMULATED_KINDS: dict[str, dict[str, Any]] = {
     "simulated-": {"features": 24, "noise": 0.12},
     "simulated-joint-": {"features": 80, "noise": 0.06, "joint": 0.3},
 }
-FOLDS = 5
+FOLDS, MIN_ROWS = 5, 10  # rows of a site
 SHOWN = {
     "adv": "adv",
     "adv_age": "adv, covariates alone",
@@ -107,12 +107,12 @@ def _folds(table: str, pool: PooledDataset, subject: NDArray[Any] | None, repeat
 
 
 def read_pool(
-    table: str, *, site: str | None, subject: str | None = None, least: int = 10, **roles: Unpack[Roles]
+    table: str, *, site: str | None, subject: str | None = None, **roles: Unpack[Roles]
 ) -> tuple[str, PooledDataset, NDArray[Any] | None]:
     """Return name, pool and participants of a table for scoring: a file's, or a simulated one.
 
-    ``subject`` names the column of participants, where these have several rows. Sites of fewer than ``least``
-    rows are left out. Simulated tables are named by :data:`SIMULATED_KINDS`, the overlap and a seed.
+    ``subject`` names the column of participants, where these have several rows. Sites of fewer than
+    :data:`MIN_ROWS` rows are left out. Simulated tables are named by kind, overlap and seed.
     """
     truth = _simulated(table)
     if truth is not None:
@@ -121,9 +121,9 @@ def read_pool(
         raise InputError("Name the column that tells sites apart with --site.")
     frame = read_table(table, labels=label_columns(site, roles))
     pool = PooledDataset.from_frame(frame, site=site, **roles)
-    large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= least
+    large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= MIN_ROWS
     if len(np.unique(pool.site[large])) < 2:
-        raise InputError(f"{table} has fewer than two sites with {least} rows; give a larger table.")
+        raise InputError(f"{table} has fewer than two sites with {MIN_ROWS} rows; give a larger table.")
     return Path(table).stem, pool[large], None if subject is None else parse_labels(frame[subject])[large]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from equipool.checks import Roles
 from equipool.data.pooled import PooledDataset
@@ -55,10 +56,12 @@ class DatasetSplit:
 
     def x(self, part: PooledDataset) -> Any:
         """Return the features or volumes of ``train`` or ``test``."""
-        if self.volumes is None or part.images is None:
-            return part.features
-        place = {path: k for k, path in enumerate(self.volumes.paths)}
-        return self.volumes[[place[path] for path in part.images]]
+        return part.features if self.volumes is None else self.volumes[self.rows(part)]
+
+    def rows(self, part: PooledDataset) -> NDArray[Any]:
+        """Return the rows of the volumes of ``train`` or ``test``."""
+        paths = () if self.volumes is None else self.volumes.paths
+        return pd.Index(paths).get_indexer(pd.Index(part.images or ()))
 
 
 def fetch(name: str) -> Path:
