@@ -76,6 +76,10 @@ class StageTwo(nn.Module):
         code = self.b(latent)
         return code if self.power is None else self.power * nn.functional.normalize(code, dim=-1)
 
+    def phi(self, latent: Tensor, c: Tensor) -> Tensor:
+        """Return Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) for latents at the reference; it has the length of b."""
+        return self.out(c).apply(self.reference_code(latent))
+
     def through_channel(self, code: Tensor) -> Tensor:
         """Add the channel's noise, drawn anew at each call: for training."""
         if self.power is None:
@@ -92,9 +96,8 @@ class TwoStages(nn.Module):
         self.one, self.two = one, two
 
     def code(self, x: Tensor) -> Tensor:
-        """Return Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) at ℓ = E(x); it has the length of b."""
-        latent, c = self.one.tau.at_reference(self.one.latent(x))
-        return self.two.out(c).apply(self.two.reference_code(latent))
+        """Return Φ(E(x))."""
+        return self.two.phi(*self.one.tau.at_reference(self.one.latent(x)))
 
     def tau(self, x: Tensor) -> Tensor:
         """Return τ(E(x)) as a vector."""
