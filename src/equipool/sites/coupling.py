@@ -9,14 +9,13 @@ from typing import ClassVar, Self
 import numpy as np
 
 from equipool.randomness import seed_for
-from equipool.sites.design import TINY, Design, gram, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Coupling"]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
 MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features have no rest
-MAX_FEATURES = 500  # beyond, the last layers of many sites would be the largest part of a model
 HIDDEN = 128  # units; 256 come no nearer to the truth (docs/experiments.md)
 RANGE = (0.01, 0.99)  # quantiles of a covariate that make its range, so that one wrong age does not decide
 RIDGE = 30.0  # equivalent participants of a site that does nothing; 10 and 100 come less near to the truth

@@ -8,14 +8,13 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from equipool.sites.design import TINY, Design, gram, site_rows, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Covariance"]
 
 SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
 POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
-MAX_FEATURES = 2000  # beyond, covariances are left as they are: time grows with the cube
 
 
 @dataclass(frozen=True, eq=False)

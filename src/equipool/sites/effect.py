@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -161,7 +161,3 @@ class Composition:
             if not added.is_identity:
                 rows = added.undo(rows, at)
         return Composition(tuple(effects))
-
-    def with_effect(self, effect: SiteEffect) -> Composition:
-        """Return the same with another effect of that name."""
-        return replace(self, effects=tuple(effect if e.name == effect.name else e for e in self.effects))

@@ -144,7 +144,7 @@ def newton(
     curves, trend = (np.broadcast_to(prior, (n_sites, p, m)), np.zeros((p, q))) if start is None else start
     for _ in range(MAX_ITERATIONS):
         step, turn, decrement = _newton_step(sums, curves, trend, curves - prior, pull, penalty)
-        moving = decrement > 1e-6 * total
+        moving = decrement > TINY**0.5 * total
         if not moving.any():
             break
         # Slopes stay above 0, features are apart from one another: each goes as far as it can.
@@ -157,8 +157,7 @@ def newton(
 def _precision(prior: FloatArray, smooth: float) -> FloatArray:
     """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
     steps = np.diff(np.eye(CURVE)[1:], axis=0)
-    slopes = np.maximum(prior[:, 1:], 0.05 * prior[:, 1:].mean(axis=1, keepdims=True))
-    scale = np.concatenate([np.ones((len(prior), 1)), 1 / slopes], axis=1)
+    scale = np.concatenate([np.ones((len(prior), 1)), 1 / prior[:, 1:]], axis=1)
     result: FloatArray = (np.eye(CURVE) + smooth * steps.T @ steps) * scale[:, :, None] * scale[:, None, :]
     return result
 

@@ -27,7 +27,7 @@ from equipool.sites.shift_scale import SharedTrend
 __all__ = ["Warp"]
 
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
-RIGID = 1e4  # smoothness of curves that can only shift and scale
+RIGID = TINY**-0.5  # smoothness of curves that can only shift and scale
 MAX_SLOPE_RATIO = 5.0  # of a site's slope and the pool's, so that maps stay invertible
 
 
@@ -70,7 +70,7 @@ class Warp(SiteEffect):
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, columns that are not in order, and curves that cannot be inverted."""
         factors = np.concatenate([self.width, *(a.ravel() for a in (self.curves[..., 1:], self.pool[:, 1:]))])
-        if not ((factors > 1e-100) & (factors < 1e100)).all() or self.curves.shape[2] != CURVE:
+        if not (factors > TINY).all() or self.curves.shape[2] != CURVE:
             raise ValueError("curves")
         if (np.diff(self.columns, prepend=-1) < 1).any():
             raise ValueError("columns")
