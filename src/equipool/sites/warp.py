@@ -70,7 +70,7 @@ class Warp(SiteEffect):
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, columns that are not in order, and curves that cannot be inverted."""
         factors = np.concatenate([self.width, *(a.ravel() for a in (self.curves[..., 1:], self.pool[:, 1:]))])
-        if not (factors > TINY).all() or self.curves.shape[2] != CURVE:
+        if not ((factors > TINY) & (factors < 1 / TINY)).all() or self.curves.shape[2] != CURVE:
             raise ValueError("curves")
         if (np.diff(self.columns, prepend=-1) < 1).any():
             raise ValueError("columns")
