@@ -20,14 +20,7 @@ from equipool.estimators.stages import StageOne, StageTwo, TwoStages
 from equipool.estimators.training_data import Rows, TrainingData, dense, parts, through
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
-from equipool.nn import (
-    correlation_loss,
-    equivariance_loss,
-    mlp,
-    mmd,
-    prediction_loss,
-    reconstruction_loss,
-)
+from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
 from equipool.nn.networks import Adversary
 from equipool.randomness import row_noise, seed_for, seeded
 
@@ -76,7 +69,7 @@ class EquivariantPooler(PoolingEstimator):
     hidden
         Width of the hidden layers.
     front
-        A harmonizer, not fitted, that removes site effects from the encoder's input; the site is inferred from
+        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
         each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
         ``True``: the default harmonizer for both; ``None``: none.
     tau

@@ -96,7 +96,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     bending
         Whether sites warp features, as a gamma does (:mod:`equipool.sites.warp`). ``None``: chosen.
     network
-        Whether a network removes joint effects on features, see :mod:`equipool.sites.coupling`. ``None``: chosen.
+        Whether a network removes joint effects, see :mod:`equipool.sites.coupling`. ``None``: chosen.
     random_state
         Of the folds and of the network's first weights; the same number gives the same bits, ``None`` is 0.
 
