@@ -209,15 +209,12 @@ def refit_table(
 def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
-    from equipool.judge.blocks import labelled_covariates, means_of_volumes
-
-    covariates = labelled_covariates(pool)
+    from equipool.judge.blocks import means_of_volumes
 
     def harmonize(train: IntArray) -> FloatArray:
-        y = None if pool.y is None else pool.y[train]
-        c = None if covariates is None else covariates.iloc[train]
+        y, covariates = None if pool.y is None else pool.y[train], pool.labelled_covariates.iloc[train]
         model = ImageHarmonizer(unseen_site="pooled")
-        model.fit(volumes[train], y, site=pool.site_labels[train], covariates=c)
+        model.fit(volumes[train], y, site=pool.site_labels[train], covariates=covariates)
         return means_of_volumes(volumes, pool, model)
 
     return harmonize
@@ -265,10 +262,10 @@ def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Co
     places = tables.embedding(x, seed).T
     table: Columns = {name: tables.rounded(values) for name, values in zip("xy", places, strict=True)}
     table["site"] = pool.site_labels[rows].tolist()
-    for covariate, values in zip(pool.covariates, pool.C[rows].T, strict=True):
-        levels = covariate.levels
-        shown = tables.rounded(values) if levels is None else [levels[int(value)] for value in values]
-        table[tables.column(covariate.name)] = shown
+    for covariate, (name, values) in zip(
+        pool.covariates, pool[rows].labelled_covariates.items(), strict=True
+    ):
+        table[tables.column(str(name))] = values.tolist() if covariate.levels else tables.rounded(values)
     if pool.y is not None:
         y, name = pool.y[rows], tables.column(pool.target_name)
         table[name] = tables.rounded(y) if pool.task == "number" else y.astype(str).tolist()

@@ -157,8 +157,6 @@ def effects(
     largest are compared. Of a ``subject`` with several rows the first is used, since the regression takes
     rows to be independent.
     """
-    from scipy.stats import false_discovery_control
-
     outcome = _outcome(pool)
     if outcome is None:
         return None
@@ -182,13 +180,10 @@ def effects(
             about["significant"][stage] = None
             about["note"] = f"{about['note']} {error}".strip()
             continue
-        q = np.ones(len(names))
-        if result.tested.any():
-            q[result.tested] = false_discovery_control(result.p[result.tested])
         about["contrast"] = result.contrast
-        about["significant"][stage] = int((q <= 0.05).sum())
-        for key, numbers in (("effect", result.effect), ("t", result.t), ("q", q)):
-            table[f"{stage}_{key}"] = rounded(numbers)
+        about["significant"][stage] = int(result.significant(alpha=0.05, correction="fdr").sum())
+        for key in ("effect", "t", "q"):
+            table[f"{stage}_{key}"] = rounded(getattr(result, key))
     return {"about": about, "table": table}
 
 
