@@ -20,8 +20,6 @@ from equipool.judge.scores import Columns, site_shares
 from equipool.report import figure_tables as tables
 from equipool.report.verdict import verdict
 
-__all__ = ["Account", "Harmonize", "Tau", "account_of", "refit_images", "refit_table", "tau_of"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 Harmonize = Callable[[IntArray], FloatArray]  # positions of training rows -> harmonized features of all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,10 @@ from numpy.typing import NDArray
 from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
 from equipool.data import PooledDataset, Volumes
-from equipool.report.brain_figures import slice_pairs
 from equipool.report.figure_tables import density_table, embedding
 from equipool.report.figures import draw_densities
 from equipool.report.statmap_figures import statmap_figure, write_statmap
-from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
-
-__all__ = ["benchmark_figures", "frontier_figure", "volume_figures"]
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, spread, styled
 
 MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
@@ -232,6 +230,25 @@ def harmonized_figure(
             row["clean"] = _at_median_one(clean, one)
         rows.append({f"{site}: {name}": values for name, values in row.items()})
     return slice_pairs(volumes, rows)
+
+
+@styled
+def slice_pairs(volumes: Volumes, rows: Sequence[Mapping[str, NDArray[np.floating]]]) -> Figure:
+    """Draw rows of volumes, by title: an axial slice at the ventricles and a coronal one at the hippocampus.
+
+    A title with a minus sign is of a difference.
+    """
+    figure = Figure(figsize=(4.3 * len(rows[0]), 2.6 * len(rows)), layout="constrained")
+    for line, row in zip(figure.subplots(len(rows), 2 * len(rows[0]), squeeze=False), rows, strict=True):
+        for pair, (title, values) in zip(line.reshape(-1, 2), row.items(), strict=True):
+            box, difference = volumes.unmask(values), "−" in title
+            limits = {"vmin": -0.3, "vmax": 0.3} if difference else {"vmin": 0.0, "vmax": 1.6}
+            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
+            for axes, part in zip(pair, slices, strict=True):
+                axes.imshow(part.T, origin="lower", cmap="RdBu_r" if difference else "gray", **limits)
+                axes.set_axis_off()
+            pair[0].set_title(shortened(title), fontsize=8, loc="left")
+    return figure
 
 
 def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:

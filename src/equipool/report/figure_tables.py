@@ -14,8 +14,6 @@ from equipool.exceptions import InputError
 from equipool.judge.scores import Columns, adjusted
 from equipool.judge.statmaps import stat_map
 
-__all__ = ["boxes", "column", "curves", "density_table", "effects", "embedding", "first_number", "worst"]
-
 FloatArray = NDArray[np.float64]
 
 GRID = 60  # points of a density

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 from numpy.typing import ArrayLike
 
 from equipool.checks import PreflightReport
@@ -18,8 +17,6 @@ from equipool.judge.scores import Columns
 from equipool.report.account import Account
 from equipool.report.figure_tables import column, density_table
 from equipool.report.style import COLOURS, LIGHT, MARKERS, SHADES, page_svg, panel, shortened, spread, styled
-
-__all__ = ["STAGES", "WHERE", "Plot", "causal_diagram", "pooling_figure", "preflight_figure", "report_plots"]
 
 SITES_SHOWN = 30
 STAGES = {
@@ -358,35 +355,3 @@ def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[st
 def _with_room(low: float, high: float) -> tuple[float, float]:
     room = 0.04 * ((high - low) or 1)
     return low - room, high + room
-
-
-@styled
-def causal_diagram(site: str, covariates: Sequence[str], target: str | None, kind: str) -> str:
-    """Return the paper's diagram: the site acts on who takes part, on the measurement and on the target."""
-    nodes = {
-        "who": (0, 2, site, "who takes part", "soft"),
-        "how": (1, 2, site, "how it measures", "c5"),
-        "c": (0, 1, ", ".join(covariates) or "no covariate", "C, covariates", "c0"),
-        "x": (1, 1, "images" if kind == "images" else "features", "X, measured", "soft"),
-        "person": (1, 0, "participant", "not seen directly", "c0"),
-    }
-    arrows = [("who", "c"), ("how", "x"), ("c", "person"), ("person", "x")]
-    if target:
-        nodes |= {"rate": (2, 2, site, "how frequent", "soft"), "y": (2, 1, target, "Y, target", "c0")}
-        arrows += [("rate", "y"), ("person", "y")]
-    figure, axes = panel(284)
-    for x, y, first, second, colour in nodes.values():
-        style: dict[str, Any] = {"fc": LIGHT["card"], "ec": LIGHT[colour], "lw": 1.5}
-        shape = "round,pad=0,rounding_size=0.08"
-        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.3), 0.88, 0.6, boxstyle=shape, **style))
-        axes.text(x, y + 0.1, shortened(first, 16), ha="center", va="center")
-        axes.text(x, y - 0.14, second, ha="center", va="center", fontsize=8.5, color=LIGHT["soft"])
-    for start, end in arrows:
-        (x1, y1), (x2, y2) = nodes[start][:2], nodes[end][:2]
-        reach, across = 0.33 if y2 > y1 else -0.33, 0.28 * (x2 - x1)
-        look = {"color": LIGHT["c5"], "linestyle": "--"} if start == "how" else {"color": LIGHT["ink"]}
-        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, **look}
-        axes.annotate("", (x2 - across, y2 - reach), (x1 + across, y1 + reach), arrowprops=arrow)
-    axes.set(xlim=(-0.5, 2.5 if target else 1.5), ylim=(-0.4, 2.4))
-    axes.set_axis_off()
-    return page_svg(figure, "causes")

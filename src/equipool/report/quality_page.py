@@ -14,8 +14,6 @@ import pandas as pd
 from equipool.files import write_whole
 from equipool.report.page import render
 
-__all__ = ["MEASURES", "Measure", "quality_page", "quality_table", "write_quality"]
-
 ODD = 4.0  # robust standard deviations
 MIN_HEADS = 5  # below which a spread says nothing
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from equipool.judge.scores import Columns
 
-__all__ = ["best", "rows_of", "verdict"]
-
 TELLS = 0.9  # balanced accuracy from the covariates alone, beyond which predicting the site shows nothing
 CLOSE = 0.03  # of a balanced accuracy, R² or AUC: a smaller difference is not worth a sentence
 LEVELS = ("bad", "fair", "good")
