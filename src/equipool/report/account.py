@@ -16,12 +16,10 @@ from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.judge.classifiers import REPORTED
 from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
-from equipool.judge.scores import Columns, site_shares
+from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables
 from equipool.report.verdict import verdict
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 Harmonize = Callable[[IntArray], FloatArray]  # positions of training rows -> harmonized features of all
 Tau = tuple[dict[str, Any], IntArray, FloatArray]  # its errors, the rows it is of, the vectors
 
@@ -113,8 +111,6 @@ def account_of(
         From :func:`tau_of`, where an :class:`EquivariantPooler` was fitted.
     subject
         The participant of each row, where participants have several.
-    kind, statmap, made
-        As in :class:`Account`.
     """
     method = [REFITTED if harmonize else GIVEN, *method]
     before = pool.features if before is None else before
@@ -167,15 +163,9 @@ def account_of(
 
 
 def _judged(result: HeldOut) -> dict[str, Any]:
-    """Return what was predicted in held-out participants, in the report's words."""
-    return {
-        "site_scores": result.site_scores,
-        "signals": result.signals,
-        "classifiers": REPORTED,
-        "folds": result.folds,
-        "participants": result.participants,
-        "sites": result.sites,
-    }
+    """Return what was predicted in held-out participants, and the classifiers' titles."""
+    judged = {name: value for name, value in vars(result).items() if name != "shares"}
+    return judged | {"classifiers": REPORTED}
 
 
 # -- harmonizers -------------------------------------------------------------------------------------------
@@ -220,8 +210,6 @@ def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
 
 def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
     """Return τ of some rows by the pooler that was fitted on them, and the error of its Φ."""
-    from equipool.judge.scores import delta_eq, equivariance_of
-
     if not pool.covariates:
         return None
     rows = sample_rows(pool, MAPPED, 0)
@@ -242,10 +230,11 @@ def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
 def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, Any]:
     counts = np.bincount(pool.site, minlength=len(pool.sites))
     order = np.argsort(-counts, kind="stable")
-    covariates = [(c.name, c.unit, None if c.levels is None else list(c.levels)) for c in pool.covariates]
     return {
         "site": pool.site_name,
-        "covariates": [dict(zip(("name", "unit", "levels"), one, strict=True)) for one in covariates],
+        "covariates": [
+            {"name": c.name, "unit": c.unit, "levels": c.levels and list(c.levels)} for c in pool.covariates
+        ],
         "target": None if pool.y is None else pool.target_name,
         "task": pool.task,
         "participants": len(np.unique(person)),
@@ -257,8 +246,8 @@ def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, An
 
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:
     """Return t-SNE of some rows with their site, covariates and target, under names that do not clash."""
-    places = tables.embedding(x, seed).T
-    table: Columns = {name: tables.rounded(values) for name, values in zip("xy", places, strict=True)}
+    left, up = tables.embedding(x, seed).T
+    table: Columns = {"x": tables.rounded(left), "y": tables.rounded(up)}
     table["site"] = pool.site_labels[rows].tolist()
     for covariate, (name, values) in zip(
         pool.covariates, pool[rows].labelled_covariates.items(), strict=True

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import cross_val_predict
 
 from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
@@ -58,7 +60,7 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
         some = np.linspace(0, len(data["age"]) - 1, min(len(data["age"]), MAPPED)).astype(int)
         places = embedding(data["tau"][some])
         age, groups = data["age"], pd.qcut(data["age"], 5, duplicates="drop")
-        predicted = _predicted(data["tau"], age)
+        predicted = cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), data["tau"], age, cv=5)
         for k, shade in enumerate(spread(SHADES, len(groups.categories))):
             rows, limits = groups.codes == k, groups.categories[k]
             label = f"{limits.left:.0f} to {limits.right:.0f}"
@@ -75,14 +77,6 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, title="age", loc="outside right upper", markerscale=2)
     return figure
-
-
-def _predicted(tau: Any, age: Any) -> Any:
-    """Return the age by ridge regression on τ, of rows it was not fitted on."""
-    from sklearn.linear_model import RidgeCV
-    from sklearn.model_selection import cross_val_predict
-
-    return cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), tau, age, cv=5)
 
 
 MEASURES = {

@@ -135,12 +135,6 @@ def _cleaned(element: ElementTree.Element, key: str, used: set[str]) -> list[Ele
     new = ElementTree.Element(tag, attributes)
     new.text = (element.text or "").strip()
     new.extend(children)
-    marks = new.findall("use")
-    for name, value in [*marks[0].items()] if marks else []:  # what all marks have in common is said once
-        if name not in (*attributes, "x", "y", "href") and all(mark.get(name) == value for mark in marks):
-            new.set(name, value)
-            for mark in marks:
-                del mark.attrib[name]
     return [new]
 
 
