@@ -62,17 +62,16 @@ def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     >>> quality_table(heads)["flags"].iloc[0]
     'Dice 0.700 (low)'
     """
-    table = pd.DataFrame.from_dict(
-        {k: dict(v) for k, v in quality.items()}, orient="index", columns=[*MEASURES]
-    )
+    rows = {name: dict(numbers) for name, numbers in quality.items()}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*MEASURES])
     reasons: list[list[str]] = [[] for _ in range(len(table))]
     score = np.zeros(len(table))
     for name, measure in MEASURES.items():
         values = table[name].to_numpy(dtype=float)
         z = _robust_z(values, measure.step)
-        far = np.abs(z) > ODD if measure.both else z < -ODD
-        odd = far | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
-        score = np.fmax(score, np.abs(z) if measure.both else -z)
+        distance = np.abs(z) if measure.both else -z
+        odd = (distance > ODD) | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
+        score = np.fmax(score, distance)
         for row in np.flatnonzero(odd):
             side = "low" if z[row] < 0 or values[row] < measure.low else "high"
             reasons[row].append(f"{measure.title} {measure.text(values[row])} ({side})")

@@ -89,12 +89,7 @@ class Brain:
         return np.concatenate([window[:, :, k].T for k in heights], axis=1)
 
     def draw(
-        self,
-        axes: Axes,
-        heights: list[int],
-        values: FloatArray,
-        top: float,
-        truth: FloatArray | None = None,
+        self, axes: Axes, heights: list[int], values: FloatArray, top: float, truth: FloatArray | None
     ) -> None:
         """Draw a row of slices, in colour where there is a value, and the outline of the truth."""
         style: dict[str, Any] = {"origin": "lower", "interpolation": "none"}
@@ -155,45 +150,39 @@ def statmap_figure(
     slices
         Heights in mm, or how many to spread over what is affected or significant.
     """
-    significant = _significant(maps, alpha, correction)
+    if not maps:
+        raise InputError("There is no map to draw; give at least one.")
+    significant = {name: m.significant(alpha=alpha, correction=correction) for name, m in maps.items()}
     shown = np.any(list(significant.values()), axis=0)
+    drawn = max(float(np.abs(m.t[significant[name]]).max(initial=0)) for name, m in maps.items())
+    top = drawn or _largest_t(maps)  # where nothing is drawn, the bar still needs a range
+    panels: list[tuple[str, FloatArray, FloatArray | None]] = []
     if truth is not None:
         truth = np.asarray(truth, dtype=np.float64)
         shown = shown | (truth != 0)
-    brain = Brain(mask, affine, background)
-    heights = brain.heights(slices, shown)
-    count = len(maps) + (truth is not None)
-    figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * count + 0.3), layout="constrained")
-    rows = list(figure.subplots(count, 1, squeeze=False)[:, 0])
-    top = _top(maps, significant)
-    if truth is not None:
         flat = np.where(truth == 0, np.nan, np.sign(truth) * 0.75 * top)
-        brain.draw(rows[0], heights, flat, top)
-        title = f"truth: {plural(int((truth != 0).sum()), 'affected voxel')}"
-        rows.pop(0).set_title(title, fontsize=9, loc="left")
-    for axes, (name, m) in zip(rows, maps.items(), strict=True):
+        panels.append((f"truth: {plural(int((truth != 0).sum()), 'affected voxel')}", flat, None))
+    for name, m in maps.items():
         title = f"{shortened(name)}: {plural(int(significant[name].sum()), 'significant voxel')}"
         if truth is not None:
             other = truth == 0 if unaffected is None else unaffected
             shares = detection(m, truth != 0, other, alpha=alpha, correction=correction)
             title += f", {shares.found:.1%} of affected and {shares.false:.2%} of unaffected voxels called"
-        brain.draw(axes, heights, np.where(significant[name], m.t, np.nan), top, truth=truth)
+        panels.append((title, np.where(significant[name], m.t, np.nan), truth))
+    brain = Brain(mask, affine, background)
+    heights = brain.heights(slices, shown)
+    figure = Figure(figsize=(1.25 * len(heights) + 1.2, 1.8 * len(panels) + 0.3), layout="constrained")
+    rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (title, values, outlined) in zip(rows, panels, strict=True):
+        brain.draw(axes, heights, values, top, outlined)
         axes.set_title(title, fontsize=9, loc="left")
     brain.label(rows[-1], heights)
     _colour_bar(figure, top, maps, alpha, correction)
     return figure
 
 
-def _significant(maps: Mapping[str, StatMap], alpha: float, correction: Correction) -> dict[str, BoolArray]:
-    if not maps:
-        raise InputError("There is no map to draw; give at least one.")
-    return {name: m.significant(alpha=alpha, correction=correction) for name, m in maps.items()}
-
-
-def _top(maps: Mapping[str, StatMap], significant: Mapping[str, BoolArray]) -> float:
-    """Return the largest |t| to be drawn, or where nothing is, the largest there is."""
-    drawn = max(float(np.abs(m.t[significant[name]]).max(initial=0)) for name, m in maps.items())
-    return drawn or max(float(np.abs(m.t).max(initial=0)) for m in maps.values()) or 1.0
+def _largest_t(maps: Mapping[str, StatMap]) -> float:
+    return max(float(np.abs(m.t).max(initial=0)) for m in maps.values()) or 1.0
 
 
 def _colour_bar(
@@ -246,13 +235,13 @@ def write_statmap(
     table = clusters(statistics, mask, affine, keep=keep, min_voxels=min_voxels)
     # Where p is too small for a float, the smallest one stands for it: no infinity in a file.
     logp = -np.log10(np.maximum(statistics.p, np.finfo(np.float64).tiny))
-    images: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "t": (statistics.t, ("t test", (statistics.df,))),
-        "logp": (logp, ("log10 p value",)),
-        "effect": (statistics.effect, ("estimate",)),
+    images: dict[str, tuple[Any, ...]] = {
+        "t": (statistics.t, "t test", (statistics.df,)),
+        "logp": (logp, "log10 p value"),
+        "effect": (statistics.effect, "estimate"),
     }
     files = []
-    for what, (values, intent) in images.items():
+    for what, (values, *intent) in images.items():
         volume = in_volume(values, mask)
         grid = nib.Nifti1Image(volume.astype(np.float32), np.asarray(affine, dtype=np.float64))
         grid.header.set_intent(*intent)
@@ -271,8 +260,7 @@ def statmap_pictures(
 ) -> dict[str, Any]:
     """Return what the report shows of t-maps as measured and harmonized, as JSON-ready values."""
     brain = Brain(mask, affine, background)
-    significant = _significant(maps, 0.001, "bonferroni")
-    top = max(float(np.abs(m.t).max(initial=0)) for m in maps.values()) or 1.0
+    significant, top = {name: m.significant() for name, m in maps.items()}, _largest_t(maps)
     least = min(float(np.abs(m.t[significant[name]]).min(initial=top)) for name, m in maps.items())
     first, last = next(iter(maps.values())), list(maps.values())[-1]
     table = clusters(last, brain.mask, affine).round(4)
