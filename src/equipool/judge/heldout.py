@@ -185,17 +185,9 @@ def held_out(
 ) -> HeldOut | None:
     """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
-    Parameters
-    ----------
-    pool
-        Sites, covariates and target; its features are not used.
-    before
-        Features as measured, (rows, features): the pool's, or regional means of images.
-    harmonize
-        Takes the numbers of training rows and returns the features of all rows, harmonized by what was fitted
-        on these alone.
-    subject
-        The participant of each row, where participants have several.
+    ``before`` are the features as measured, (rows, features): the pool's, or regional means of images.
+    ``harmonize`` takes the numbers of training rows and returns the features of all rows, harmonized by what
+    was fitted on these alone. ``subject`` is the participant of each row.
     """
     from threadpoolctl import threadpool_limits
 

@@ -26,11 +26,11 @@ Tau = tuple[dict[str, Any], IntArray, FloatArray]  # its errors, the rows it is 
 VERSION = 2
 JUDGED = 5000  # rows beyond which the folds take a sample
 MAPPED = 500  # rows drawn in a t-SNE
-REFITTED = "The harmonizer was fitted anew in each fold, on the training participants alone."
+REFITTED = "The harmonizer was refitted in each fold, on the training participants alone."
 GIVEN = (
-    "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have seen the "
-    "participants that classifiers are tested on. Then the site looks better hidden, and signals clearer, "
-    "than they would be in new participants."
+    "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have been "
+    "fitted on the participants that classifiers are tested on. Their site is then predicted less well, and "
+    "their covariates and target better, than those of new participants."
 )
 
 
@@ -94,23 +94,12 @@ def account_of(
 ) -> Account:
     """Return the account of the features of a pool before and after any harmonizer.
 
-    Parameters
-    ----------
-    pool
-        Site, covariates and target of each row.
-    after
-        Features, (rows, features), by the harmonizer that was fitted on all rows.
-    harmonize
-        Takes the positions of training rows and returns the features of all rows by a harmonizer that was
-        fitted on these alone, such as :func:`refit_table` gives. None: it cannot be fitted anew.
-    before, features
-        Features as measured and their names; default: the pool's. Missing values become the mean.
-    method
-        Further sentences on how the numbers were obtained.
-    tau
-        From :func:`tau_of`, where an :class:`EquivariantPooler` was fitted.
-    subject
-        The participant of each row, where participants have several.
+    ``after`` are the features, (rows, features), by the harmonizer fitted on all rows. ``harmonize`` takes
+    the positions of training rows and returns the features of all rows by one fitted on these alone, as
+    :func:`refit_table` gives it; None: it cannot be refitted. ``before`` and ``features`` are the features as
+    measured and their names, by default the pool's; missing values become the mean. ``method`` has further
+    sentences on how the numbers were obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of
+    each row.
     """
     method = [REFITTED if harmonize else GIVEN, *method]
     before = pool.features if before is None else before
@@ -184,11 +173,11 @@ def refit_table(
         def given(rows: Any) -> dict[str, Any]:
             return {"site": pool.site_labels[rows], "covariates": pool.C[rows] if pool.C.shape[1] else None}
 
-        model, x, seen = make(), pool.features, np.isin(pool.site, pool.site[train])
+        model, x, fitted = make(), pool.features, np.isin(pool.site, pool.site[train])
         more = {} if subject is None else {"subject": subject[train]}
         model.fit(x[train], None if pool.y is None else pool.y[train], **given(train), **more)
         after = np.where(np.isnan(x), np.nanmean(x, axis=0), x)
-        after[seen] = model.transform(x[seen], **given(seen))
+        after[fitted] = model.transform(x[fitted], **given(fitted))
         return after
 
     return harmonize
@@ -227,7 +216,7 @@ def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
 # -- parts -------------------------------------------------------------------------------------------------
 
 
-def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, Any]:
+def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[str, Any]:
     counts = np.bincount(pool.site, minlength=len(pool.sites))
     order = np.argsort(-counts, kind="stable")
     return {
@@ -237,7 +226,7 @@ def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, An
         ],
         "target": None if pool.y is None else pool.target_name,
         "task": pool.task,
-        "participants": len(np.unique(person)),
+        "participants": len(np.unique(participant)),
         "rows": len(pool),
         "features": features,
         "sites": {pool.sites[k]: int(counts[k]) for k in order if counts[k]},
@@ -264,16 +253,18 @@ def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
         return [
             f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."
         ]
-    said = [
+    sentences = [
         f"Judged on {judged['participants']} participants of {judged['sites']} sites in {judged['folds']} "
         "folds, stratified by site; ± is the standard deviation over folds."
     ]
     if len(pool) > JUDGED:
-        said.append(f"Of {plural(len(pool), 'row')} a sample of {JUDGED}, stratified by site, was judged.")
+        sentences.append(
+            f"Of {plural(len(pool), 'row')} a sample of {JUDGED}, stratified by site, was judged."
+        )
     small = int(np.isin(np.bincount(pool.site), range(1, MIN_PARTICIPANTS)).sum())
     if small:
         few = plural(small, "site with", "sites with")
-        said.append(
+        sentences.append(
             f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged."
         )
-    return said
+    return sentences

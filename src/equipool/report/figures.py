@@ -132,7 +132,7 @@ def preflight_figure(report: PreflightReport) -> Figure:
 
 @styled
 def pooling_figure(
-    pool: PooledDataset, harmonized: Any, feature: str, readings: dict[str, float], chance: float
+    pool: PooledDataset, harmonized: Any, feature: str, areas: dict[str, float], chance: float
 ) -> Figure:
     """Draw one feature against the first covariate before and after, and how well the site is predicted."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
@@ -147,10 +147,10 @@ def pooling_figure(
         axes.set_title(f"{shortened(feature)}, {title}")
     after.sharey(before)
     before.legend()
-    bars.barh(list(readings), list(readings.values()), color=COLOURS[: len(readings)])
+    bars.barh(list(areas), list(areas.values()), color=COLOURS[: len(areas)])
     bars.axvline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
     bars.text(chance, -0.75, " chance", fontsize=8, va="center")
-    bars.set(xlim=(0, 1), ylim=(len(readings) - 0.4, -1), title="Prediction of the site (AUC)")
+    bars.set(xlim=(0, 1), ylim=(len(areas) - 0.4, -1), title="Prediction of the site (AUC)")
     return figure
 
 

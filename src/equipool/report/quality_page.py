@@ -1,4 +1,4 @@
-"""The page for quality control of preprocessed heads: a mosaic of each, the odd ones first."""
+"""The page for quality control of preprocessed heads: a mosaic of each, outlying ones first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MIN_HEADS = 5  # below which a spread says nothing
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is odd when it is far from the other heads', or beyond a limit whatever the others are.
+    """A number that is outlying when it is far from the other heads', or beyond a fixed limit.
 
-    ``step`` is the least spread that counts, so that heads that are nearly the same do not flag each other.
+    ``step`` is the smallest spread that counts, so that nearly identical heads do not flag each other.
     """
 
     title: str
@@ -50,10 +50,10 @@ MEASURES = {
 
 
 def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """Return one row for each head: its numbers, how odd it is, and why; the oddest first.
+    """Return one row for each head: its numbers, how outlying it is, and why; the most outlying first.
 
-    A number is odd when it is more than four robust standard deviations (1.4826 times the median absolute
-    deviation) from the median of all heads, or beyond a limit that no good head crosses.
+    A number is outlying when it is more than four robust standard deviations (1.4826 times the median
+    absolute deviation) from the median of all heads, or beyond a limit that no good head crosses.
 
     Examples
     --------

@@ -25,7 +25,7 @@ from equipool.judge.scores import FloatArray
 from equipool.judge.statmaps import BoolArray, Correction, StatMap, clusters, detection, in_volume
 from equipool.report.style import page_svg, shortened, styled
 
-# Blue for less and orange for more, which everybody can tell apart; the stronger, the lighter.
+# Blue for negative and orange for positive, distinguishable with colour blindness; the lighter, the larger.
 EFFECT_SHADES = ("#A6E4FF", "#2F8FD8", "#003B73", "#8A2B00", "#E8720C", "#FFE37A")
 EFFECT_COLOURS = LinearSegmentedColormap.from_list(
     "blue-orange", list(zip((0.0, 0.25, 0.5, 0.5, 0.75, 1.0), EFFECT_SHADES, strict=True))
@@ -271,8 +271,9 @@ def statmap_pictures(
         "contrast": first.contrast,
         "sentence": (
             f"{first.n} participants, covariates adjusted. Significant at p < 0.001 after Bonferroni: "
-            f"{counts}, of {int(first.tested.sum())} tested. The harmonized map takes site effects as known, "
-            "although they were estimated: where the variable is confounded with site, its t is too large."
+            f"{counts}, of {int(first.tested.sum())} tested. The harmonized map treats site effects as "
+            "known, although they were estimated: where the variable is confounded with site, its t is too "
+            "large."
         ),
         "svg": page_svg(figure, "statmap"),
         "alt": f"Axial slices with the significant voxels of {column}: {counts}.",

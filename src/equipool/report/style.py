@@ -1,7 +1,7 @@
 """The one style of all figures: colours, fonts, axes, and how a figure is saved or put into a page.
 
 Figures are drawn by matplotlib in the colours of ``LIGHT``: those of Okabe and Ito, a little darker, which
-colour-blind readers can tell apart. In a page they are SVG whose colours are CSS variables, so that one
+are distinguishable with colour blindness. In a page they are SVG whose colours are CSS variables, so that one
 drawing serves light and dark.
 """
 
