@@ -133,7 +133,8 @@ def stat_map(
             raise InputError(f"{what} has {len(column)} values for {n} rows; give one for each row.")
     site = np.zeros(n) if sites is None else sites
     inputs = Inputs.from_arrays(None, site=site, covariates=covariates, y=target, task="class")
-    y, contrast = _target(check_inputs(inputs, pooled=False).target, positive)
+    check_inputs(inputs, pooled=False)
+    y, contrast = _target(inputs.target, positive)
     means = None if subject is None else _participant_means(subject, y, classes=bool(contrast))
     basis, scale = _basis(y, inputs, means)
     n = len(basis)
