@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.checks import PreflightReport
-from equipool.checks.findings import plural
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.judge.classifiers import REPORTED
@@ -23,15 +22,9 @@ from equipool.report.verdict import verdict
 Harmonize = Callable[[IntArray], FloatArray]  # positions of training rows -> harmonized features of all
 Tau = tuple[dict[str, Any], IntArray, FloatArray]  # its errors, the rows it is of, the vectors
 
-VERSION = 2
+VERSION = 3
 JUDGED = 5000  # rows beyond which the folds take a sample
 MAPPED = 500  # rows drawn in a t-SNE
-REFITTED = "The harmonizer was refitted in each fold, on the training participants alone."
-GIVEN = (
-    "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have been "
-    "fitted on the participants that classifiers are tested on. Their site is then predicted less well, and "
-    "their covariates and target better, than those of new participants."
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Account:
     """What a report says, as JSON-ready values; tables are columns by name."""
 
     kind: str  # "table", "images", or "given": a table that another program harmonized
-    names: dict[str, Any]  # site, covariates, target, task, participants, rows, features, sites by size
+    names: dict[str, Any]  # site, covariates, target, task, and counts: of sites by name, rows, features …
     preflight: dict[str, Any]  # PreflightReport.to_dict
     densities: dict[str, Columns]  # of each numeric covariate by site
     # Predictions in held-out participants, None where sites are too small: "site_scores" (stage,
@@ -53,7 +46,7 @@ class Account:
     effects: dict[str, Any] | None  # of the target on each feature
     statmap: dict[str, Any] | None  # from statmap_figures.statmap_pictures
     verdict: list[dict[str, str]]  # sentences with a level: "good", "fair", "bad"
-    method: list[str]  # how the numbers were obtained, in sentences
+    method: list[str]  # sentences to add to how the numbers were obtained
     made: dict[str, Any] = field(default_factory=dict)  # versions, command, settings, hashes
     version: int = VERSION
 
@@ -101,11 +94,10 @@ def account_of(
     sentences on how the numbers were obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of
     each row.
     """
-    method = [REFITTED if harmonize else GIVEN, *method]
     before = pool.features if before is None else before
     if np.isnan(before).any():
         before = np.where(np.isnan(before), np.nanmean(before, axis=0), before)
-        method.append("As measured, missing values were replaced by the mean of the feature.")
+        method = [*method, "As measured, missing values were replaced by the mean of the feature."]
     rows, drawn = sample_rows(pool, JUDGED, seed), sample_rows(pool, MAPPED, seed)
     result = held_out(
         pool[rows],
@@ -146,7 +138,7 @@ def account_of(
         effects=tables.effects(pool, before, after, names, subject),
         statmap=statmap,
         verdict=verdict(judged, words),
-        method=[*_method(pool, judged), *method],
+        method=list(method),
         made=made or {},
     )
 
@@ -229,6 +221,9 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
         "participants": len(np.unique(participant)),
         "rows": len(pool),
         "features": features,
+        "judged_rows": min(len(pool), JUDGED),
+        "min_participants": MIN_PARTICIPANTS,
+        "small_sites": int(np.isin(counts, range(1, MIN_PARTICIPANTS)).sum()),
         "sites": {pool.sites[k]: int(counts[k]) for k in order if counts[k]},
     }
 
@@ -246,25 +241,3 @@ def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Co
         y, name = pool.y[rows], tables.column(pool.target_name)
         table[name] = tables.rounded(y) if pool.task == "number" else y.astype(str).tolist()
     return table
-
-
-def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
-    if judged is None:
-        return [
-            f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."
-        ]
-    sentences = [
-        f"Judged on {judged['participants']} participants of {judged['sites']} sites in {judged['folds']} "
-        "folds, stratified by site; ± is the standard deviation over folds."
-    ]
-    if len(pool) > JUDGED:
-        sentences.append(
-            f"Of {plural(len(pool), 'row')} a sample of {JUDGED}, stratified by site, was judged."
-        )
-    small = int(np.isin(np.bincount(pool.site), range(1, MIN_PARTICIPANTS)).sum())
-    if small:
-        few = plural(small, "site with", "sites with")
-        sentences.append(
-            f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged."
-        )
-    return sentences

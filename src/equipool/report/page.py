@@ -34,9 +34,6 @@ def write_report(path: Path, account: Account) -> Path:
 
 def report_page(account: Account) -> str:
     """Return the report as one HTML text that needs no other file."""
-    names = account.names
-    participants = plural(names["participants"], "participant")
-    repeated = names["rows"] != names["participants"]
     effects: Columns = account.effects["table"] if account.effects else {}
     last = [name for name in effects if name.endswith("_t")][-1:]  # the largest effects come first
     settings = {**account.made.get("versions", {}), **account.made.get("settings", {})}
@@ -44,8 +41,7 @@ def report_page(account: Account) -> str:
         "report.html",
         account=account,
         plots=report_plots(account),
-        who=f"{participants} in {plural(names['rows'], 'row')}" if repeated else participants,
-        covariates=", ".join(one["name"] for one in names["covariates"]),
+        covariates=", ".join(one["name"] for one in account.names["covariates"]),
         made={"versions": {}, "command": None, "inputs": None, "source": None, **account.made},
         facts={name: value for name, value in settings.items() if value not in (None, [], "")},
         effect_columns={k: text for k, text in EFFECT_STAGES.items() if f"{k}_t" in effects},
@@ -53,6 +49,7 @@ def report_page(account: Account) -> str:
         stages=STAGES,
         best=best,
         rows_of=rows_of,
+        plural=plural,
     )
 
 

@@ -264,19 +264,14 @@ def statmap_pictures(
     least = min(float(np.abs(m.t[significant[name]]).min(initial=top)) for name, m in maps.items())
     first, last = next(iter(maps.values())), list(maps.values())[-1]
     table = clusters(last, brain.mask, affine).round(4)
-    counts = ", ".join(f"{plural(int(voxels.sum()), 'voxel')} {name}" for name, voxels in significant.items())
     figure = statmap_figure(maps, mask, affine, background, slices=4)  # legible on a phone
     return {
         "column": column,
         "contrast": first.contrast,
-        "sentence": (
-            f"{first.n} participants, covariates adjusted. Significant at p < 0.001 after Bonferroni: "
-            f"{counts}, of {int(first.tested.sum())} tested. The harmonized map treats site effects as "
-            "known, although they were estimated: where the variable is confounded with site, its t is too "
-            "large."
-        ),
+        "participants": first.n,
+        "tested": int(first.tested.sum()),
+        "significant": {name: int(voxels.sum()) for name, voxels in significant.items()},
         "svg": page_svg(figure, "statmap"),
-        "alt": f"Axial slices with the significant voxels of {column}: {counts}.",
         "least": round(min(least, top), 1),
         "top": round(top, 1),
         "clusters": {str(name): table[name].tolist() for name in table},
