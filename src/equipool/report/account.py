@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equipool.checks import PreflightReport
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
+from equipool.judge.blocks import means_of_volumes
 from equipool.judge.classifiers import REPORTED
 from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
 from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
@@ -178,7 +179,6 @@ def refit_table(
 def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
-    from equipool.judge.blocks import means_of_volumes
 
     def harmonize(train: IntArray) -> FloatArray:
         y, covariates = None if pool.y is None else pool.y[train], pool.labelled_covariates.iloc[train]
@@ -230,13 +230,12 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
 
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:
     """Return t-SNE of some rows with their site, covariates and target, under names that do not clash."""
-    left, up = tables.embedding(x, seed).T
-    table: Columns = {"x": tables.rounded(left), "y": tables.rounded(up)}
+    places, labelled = tables.embedding(x, seed), pool[rows].labelled_covariates
+    table: Columns = {"x": tables.rounded(places[:, 0]), "y": tables.rounded(places[:, 1])}
     table["site"] = pool.site_labels[rows].tolist()
-    for covariate, (name, values) in zip(
-        pool.covariates, pool[rows].labelled_covariates.items(), strict=True
-    ):
-        table[tables.column(str(name))] = values.tolist() if covariate.levels else tables.rounded(values)
+    for one in pool.covariates:
+        values = labelled[one.name]
+        table[tables.column(one.name)] = values.tolist() if one.levels else tables.rounded(values)
     if pool.y is not None:
         y, name = pool.y[rows], tables.column(pool.target_name)
         table[name] = tables.rounded(y) if pool.task == "number" else y.astype(str).tolist()

@@ -32,9 +32,6 @@ def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[st
     return [_site_verdict(judged, covariates), *_signal_verdicts(judged)]
 
 
-# -- the site ----------------------------------------------------------------------------------------------
-
-
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
     """Judge by classifiers fitted on training and on held-out participants, and say the worse."""
     both = [_site(judged, who) for who in dict.fromkeys(judged["site_scores"]["fitted_on"])]
@@ -91,9 +88,6 @@ def _site(judged: dict[str, Any], who: str) -> dict[str, Any] | None:
 def _noise(sd: float | None, folds: int) -> float:
     """Return by how much a mean over folds must differ to count: two standard errors, at least 0.03."""
     return max(CLOSE, 2 * (sd or 0.0) / folds**0.5)
-
-
-# -- covariates and target ---------------------------------------------------------------------------------
 
 
 def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
