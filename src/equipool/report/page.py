@@ -20,12 +20,6 @@ from equipool.report.figures import STAGES, report_plots
 from equipool.report.style import DARK, LIGHT
 from equipool.report.verdict import best, rows_of
 
-EFFECT_STAGES = {
-    "measured": "as measured",
-    "with_site": "with site in the regression",
-    "harmonized": "harmonized",
-}
-
 
 def write_report(path: Path, account: Account) -> Path:
     """Write the report and return its path."""
@@ -36,15 +30,12 @@ def report_page(account: Account) -> str:
     """Return the report as one HTML text that needs no other file."""
     effects: Columns = account.effects["table"] if account.effects else {}
     last = [name for name in effects if name.endswith("_t")][-1:]  # the largest effects come first
-    settings = {**account.made.get("versions", {}), **account.made.get("settings", {})}
     return render(
         "report.html",
         account=account,
         plots=report_plots(account),
         covariates=", ".join(one["name"] for one in account.names["covariates"]),
-        made={"versions": {}, "command": None, "inputs": None, "source": None, **account.made},
-        facts={name: value for name, value in settings.items() if value not in (None, [], "")},
-        effect_columns={k: text for k, text in EFFECT_STAGES.items() if f"{k}_t" in effects},
+        made={"versions": {}, "settings": {}, "command": None, "inputs": None, "source": None} | account.made,
         effect_rows=sorted(rows_of(effects), key=lambda row: -abs(row[last[0]])) if last else [],
         stages=STAGES,
         best=best,
