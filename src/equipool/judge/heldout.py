@@ -149,8 +149,8 @@ class Fold:
             return {}
         model = scores.standardised(LogisticRegression(C=0.05, max_iter=300))
         model.fit(x[self.train], labels[self.train])
-        found = labels[self.test], model.predict_proba(x[self.test]), model.classes_
-        return {"all": scores.auc(*found), "within sites": scores.auc(*found, self.pool.site[self.test])}
+        tested = labels[self.test], model.predict_proba(x[self.test]), model.classes_
+        return {"all": scores.auc(*tested), "within sites": scores.auc(*tested, self.pool.site[self.test])}
 
 
 # -- the whole protocol ------------------------------------------------------------------------------------
@@ -237,9 +237,9 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
         trained = fold.site_scores(x, REPORTED, site=site, seed=seed)
         by_training = {one.classifier: one.balanced_accuracy for one in trained}
         among_test = fold.site_scores_among_test(x, shuffled=site is not None, seed=seed)
-        for fitted_on, found in (("training", by_training), ("held-out", among_test)):
+        for fitted_on, accuracies in (("training", by_training), ("held-out", among_test)):
             row = {"stage": stage, "fitted_on": f"{fitted_on} participants"}
-            yield from (row | {"classifier": name, "mean": value} for name, value in found.items())
+            yield from (row | {"classifier": name, "mean": value} for name, value in accuracies.items())
 
 
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:

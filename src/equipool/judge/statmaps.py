@@ -244,7 +244,7 @@ def _basis(y: FloatArray, inputs: Inputs, means: sparse.csr_array | None) -> tup
             f"There are {plural(len(y), 'participant')} for {count} coefficients (intercepts, covariates, "
             f"target); at least {count + 1} are needed."
         )
-    # Centred, so that rounding can be told from variation wherever the zero of a covariate lies.
+    # Centred, so that rounding can be distinguished from variation, wherever a covariate's zero lies.
     columns = np.column_stack([C - C.mean(axis=0), y - y.mean()])
     Q, R = np.linalg.qr(np.column_stack([intercepts, columns]))
     collinear = np.abs(np.diagonal(R)) <= COLLINEAR * np.linalg.norm(R, axis=0)
