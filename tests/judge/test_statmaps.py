@@ -189,7 +189,7 @@ def test_without_an_effect_the_level_holds():
         ({"positive": "MCI"}, "positive must be one of the target's two classes"),
         ({"sites": np.resize(["GE", None], 40)}, r"'site' \(site\) is empty in rows 2, 4"),
         ({"covariates": np.ones(40)}, "'c0' is the same in every row"),
-        ({"covariates": np.r_[np.arange(39.0), np.nan]}, r"'c0' \(covariate\) has no value in row 40"),
+        ({"covariates": np.r_[np.arange(39.0), np.nan]}, r"'c0' \(covariate\) is empty in row 40"),
         (
             {"covariates": [*range(39), "old"]},
             "'c0' must hold numbers but has text, such as 'old', in row 40",
