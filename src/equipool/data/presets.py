@@ -12,6 +12,7 @@ import pandas as pd
 
 from equipool.checks.findings import listed, plural
 from equipool.data.bids import MissingImages, require_partners
+from equipool.data.roles import plain_name
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
 
@@ -132,24 +133,23 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
         if len(tables) != 1:
             seen = listed(path.name for path in tables) or "none"
             raise InputError(
-                f"{source} should hold one .csv or .tsv file, {what}; it has {seen}. Put the one there."
+                f"{source} should hold one .csv or .tsv file, {what}; it has {seen}. Put this one file there."
             )
         source = tables[0]
-    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in map(str, read_table(source).columns)}
-    names = {
-        ours: next((plain[one] for one in theirs if one in plain), "") for ours, theirs in columns.items()
-    }
+    numbers = {*columns["age"], *columns["mmse"]}
+    frame = read_table(source, labels=lambda names: [n for n in names if plain_name(n) not in numbers])
+    there = {plain_name(name): name for name in map(str, frame.columns)}
+    names = {our: next((there[one] for one in usual if one in there), None) for our, usual in columns.items()}
     absent = [
-        f"{ours} ({', '.join(columns[ours])})" for ours in columns if not names[ours] and ours not in OPTIONAL
+        f"{our} ({', '.join(columns[our])})" for our in columns if not names[our] and our not in OPTIONAL
     ]
     if absent:
         raise InputError(
             f"{source.name} lacks columns of {what}: {'; '.join(absent)}. It has "
-            f"{listed(plain.values(), shown=20)}; add what is missing, or rename columns."
+            f"{listed(there.values(), shown=20)}; add what is missing, or rename columns."
         )
     ours = {name: our for our, name in names.items() if name}
-    labels = [name for name, our in ours.items() if our not in ("age", "mmse")]
-    frame = read_table(source, labels=labels)[list(ours)].rename(columns=ours)
+    frame = frame[list(ours)].rename(columns=ours)
     blank = [our for our in ("subject", "dx", "sex") if frame[our].isna().any()]
     if blank:
         raise InputError(
@@ -199,7 +199,7 @@ def _of_groups(table: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFram
 
 
 def _nifti_files(folder: Path) -> list[Path]:
-    files = sorted(path for ending in ("nii", "nii.gz") for path in folder.rglob(f"*.{ending}"))
+    files = sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])
     if not files:
         raise InputError(
             f"{folder} and its folders hold no .nii or .nii.gz files; give the folder of the images."
