@@ -30,20 +30,21 @@ def check_inputs(
     raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
 
 
-def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
+def check_for_fit(
+    inputs: Inputs,
+    *,
+    site_given: bool,
+    missing: Missing = "error",
+    without_site: str = "the code is not made to forget sites",
+) -> None:
     """Raise the first problem that stands in the way of fitting; warn where no site was given."""
-    check_inputs(inputs, one_site=not site_given)
+    check_inputs(inputs, missing=missing, one_site=not site_given)
     if not site_given:
-        warn_of_no_site("the code is not made to forget sites")
-
-
-def warn_of_no_site(result: str) -> None:
-    """Say what follows from ``fit`` without a site; called two levels below it."""
-    warnings.warn(
-        f"No site was given, so all rows are one site's: {result}. Pass site=, one label a row.",
-        EquipoolWarning,
-        stacklevel=4,
-    )
+        warnings.warn(
+            f"No site was given, so all rows are one site's: {without_site}. Pass site=, one label a row.",
+            EquipoolWarning,
+            stacklevel=3,
+        )
 
 
 def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:

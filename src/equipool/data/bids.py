@@ -22,9 +22,6 @@ SHOWN = 10
 KEY = ["participant_id", "session"]
 
 
-# -- names -------------------------------------------------------------------------------------------------
-
-
 def parse_name(path: Path) -> dict[str, str]:
     """Return the entities of a file's name in their order, and its suffix.
 
@@ -70,9 +67,6 @@ def write_description(folder: Path, name: str, command: str, **more: str) -> Non
         "GeneratedBy": [{"Name": f"equipool {command}", "Version": __version__}],
     }
     write_json(folder / "dataset_description.json", facts)
-
-
-# -- images ------------------------------------------------------------------------------------------------
 
 
 def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) -> pd.DataFrame:
@@ -167,9 +161,6 @@ def _require_one_each(frame: pd.DataFrame) -> None:
     visit = f"{id} in session {session}" if session else id
     names = listed(path.name for path in first["path"])
     raise InputError(f"{visit} has {len(first)} images{more}: {names}; {remedy}.")
-
-
-# -- participants ------------------------------------------------------------------------------------------
 
 
 def read_bids(

@@ -63,22 +63,12 @@ class ReadMask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The grid that all images share.
-
-    Attributes
-    ----------
-    shape, affine
-        Voxels along each axis, and where they are in mm.
-    present
-        In how many images each voxel is finite and not zero.
-    brightness
-        The median of the magnitudes of each image that are not zero.
-    """
+    """The grid that all images share, and what was counted on it."""
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
-    present: NDArray[np.int32]
-    brightness: tuple[float, ...]
+    present: NDArray[np.int32]  # in how many images each voxel is finite and not zero
+    brightness: tuple[float, ...]  # of each image, the median magnitude of the voxels that are not zero
 
     def __str__(self) -> str:
         """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
@@ -256,9 +246,6 @@ def write_volume(
     return write_whole(path, gzip.compress(content, LEVEL, mtime=0) if path.suffix == ".gz" else content)
 
 
-# -- headers -----------------------------------------------------------------------------------------------
-
-
 def _load(path: Path) -> Any:
     import nibabel
 
@@ -355,9 +342,6 @@ def _affine_difference(header: Frame, usual: Frame) -> str:
         return "is rotated against the affine"
     shift = np.linalg.norm(header.affine[:3, 3] - usual.affine[:3, 3])
     return f"is shifted by {shift:.3g} mm against the affine"
-
-
-# -- values ------------------------------------------------------------------------------------------------
 
 
 def _read_checked(

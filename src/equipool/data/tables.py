@@ -180,9 +180,6 @@ def label_columns(site: str, roles: Mapping[str, Any]) -> list[str]:
     return [name for name in (site, roles.get("id")) if name]
 
 
-# -- files -------------------------------------------------------------------------------------------------
-
-
 def table_kind(path: Path) -> str:
     """Return the ending that says what a file is, compressed or not."""
     if not path.is_file():
@@ -247,7 +244,7 @@ def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
     if len(names[delimiter]) == 1:
         names |= {mark: _names(path, mark) for mark in ",\t;|" if mark in names[delimiter][0]}
     delimiter = max(names, key=lambda mark: len(names[mark]))
-    refuse_double_names(names[delimiter], path.name)
+    refuse_double_names(filter(None, names[delimiter]), path.name)
     return names[delimiter], delimiter
 
 

@@ -70,8 +70,6 @@ class Volumes:
         for array in (self.mask, self.affine, self.rows):
             array.setflags(write=False)
 
-    # -- building ------------------------------------------------------------------------------------------
-
     @classmethod
     def from_array(
         cls, data: ArrayLike, affine: ArrayLike, mask: ArrayLike | str | Path | None = None
@@ -135,8 +133,6 @@ class Volumes:
             raise EquipoolError(CHANGED)
         return volumes
 
-    # -- looking -------------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -159,8 +155,6 @@ class Volumes:
         paths = tuple(self.paths[k] for k in positions) if self.paths else ()
         return replace(self, rows=self.rows[positions], paths=paths)
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def read(self, rows: Rows = None) -> FloatArray:
         """Return the values of some images of this selection (default: all), (images, voxels)."""
         chosen = self.rows if rows is None else np.atleast_1d(self.rows[rows])
@@ -181,8 +175,6 @@ class Volumes:
             values *= self.scales[rows, :1]
             values += self.scales[rows, 1:]
         return values
-
-    # -- back to images ------------------------------------------------------------------------------------
 
     def unmask(self, values: ArrayLike, fill: float = 0.0) -> FloatArray:
         """Put voxels back in their places: (n, voxels) → (n, x, y, z), (voxels,) → (x, y, z)."""
@@ -216,9 +208,6 @@ class Volumes:
         if not source.is_file():
             raise InputError(f"{source} is not there any more; its header is needed to write {path.name}.")
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
-
-
-# -- the cache ---------------------------------------------------------------------------------------------
 
 
 def _key(files: tuple[Path, ...], chosen: ReadMask | None) -> str:

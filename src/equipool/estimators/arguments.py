@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import Inputs
-from equipool.checks.inputs import parse_labels
+from equipool.checks.inputs import parse_labels, require_length
 from equipool.exceptions import InputError
 from equipool.sites.passes import site_rows
 
@@ -78,10 +78,7 @@ def same_label(value: Any, names: list[str]) -> bool:
 
 def chosen_rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
     """Return the values of the rows to learn from."""
-    if len(values) != len(rows):
-        raise InputError(
-            f"{name} has {len(values)} values but X has {len(rows)} rows; give one for each row."
-        )
+    require_length(name, values, len(rows))
     return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
 
 

@@ -16,8 +16,8 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from equipool.checks import Inputs, Missing, check_inputs, refuse_text
-from equipool.checks.errors import warn_of_no_site, warn_of_small_sites
+from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
+from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
@@ -209,7 +209,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             covariates=None if covariates is None else encoding.apart(frame),
             y=None if y is None else chosen_rows(y, rows, "y"),
         )
-        self._check(inputs, site_given=site is not None)
+        self.check_settings()
+        nothing = "there is nothing to harmonize"
+        check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
+        self._require_reference(inputs)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
         participant = np.arange(len(x)) if subject is None else persons(subject, rows)
@@ -244,12 +247,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             if not (wanted is None or isinstance(wanted, bool | np.bool_)):
                 raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
 
-    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
-        self.check_settings()
-        one_site = not site_given and len(set(inputs.site)) == 1
-        check_inputs(inputs, missing=self.missing, one_site=one_site)
-        if one_site:
-            warn_of_no_site("there is nothing to harmonize")
+    def _require_reference(self, inputs: Inputs) -> None:
         names = sorted(set(inputs.site.astype(str)))
         if self.reference_site is not None and not same_label(self.reference_site, names):
             raise InputError(
