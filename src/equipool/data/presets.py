@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +74,19 @@ def read_adni(
     Returns
     -------
     A frame with ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
-    and ``mmse``, ``image_id``, ``visit`` and ``date`` where known.
+    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
     """
     path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
     folder = path.parent if images is None else Path(images)
-    files = _nifti_files(folder)
-    by_image = _by_id(files, folder, ADNI_IMAGE)
+    files = _images_by_id(folder, ADNI_IMAGE)
     table["key"] = table["subject"]
     if "image" in table:
         table["image"] = "I" + table["image"].str.strip().str.upper().str.removeprefix("I")
         table["key"] = table["image"]
-    if not table["key"].isin(by_image["key"]).any():
+    if not table["key"].isin(files["key"]).any():
         table["key"] = table["subject"]
-        by_image = _by_id(files, folder, ADNI_SUBJECT)
-    frame = _joined(table, by_image, path, groups, missing_images).rename(columns={"image": "image_id"})
+        files = _images_by_id(folder, ADNI_SUBJECT)
+    frame = _joined(table, files, path, groups, missing_images).rename(columns={"image": "image_id"})
     frame.insert(2, "site", _vendors(frame["protocol"], frame["participant_id"], path))
     return frame.drop(columns="protocol")
 
@@ -112,14 +111,14 @@ def read_adcp(
 
     Returns
     -------
-    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and ``mmse`` where known.
+    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one with ADCP's table and images.")
     path, table = _find_table(folder, ADCP_COLUMNS, "ADCP's table")
     ids = "|".join(re.escape(name) for name in sorted(table["subject"], key=len, reverse=True))
-    images = _by_id(_nifti_files(folder), folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
+    images = _images_by_id(folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
     frame = _joined(table.assign(key=table["subject"]), images, path, groups, missing_images)
     if "site" not in frame:
         frame.insert(2, "site", [_site_folder(one.relative_to(folder), path) for one in frame["path"]])
@@ -198,25 +197,20 @@ def _of_groups(table: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFram
     return table[inside]
 
 
-def _nifti_files(folder: Path) -> list[Path]:
+def _images_by_id(folder: Path, id: re.Pattern[str]) -> pd.DataFrame:
+    """Return the id of each image, from its name or else from its folders; its path where it has none."""
     files = sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])
     if not files:
         raise InputError(
             f"{folder} and its folders hold no .nii or .nii.gz files; give the folder of the images."
         )
-    return files
-
-
-def _by_id(files: Iterable[Path], folder: Path, id: re.Pattern[str]) -> pd.DataFrame:
-    """Return the id of each file, from its name or else from its folders; its path where it has none."""
-    rows = []
-    for path in files:
-        place = str(path.relative_to(folder))
-        ids = set(id.findall(path.name)) or set(id.findall(place))
+    keys = []
+    for place in (str(path.relative_to(folder)) for path in files):
+        ids = set(id.findall(Path(place).name)) or set(id.findall(place))
         if len(ids) > 1:
             raise InputError(f"{place} could belong to {listed(sorted(ids))}; leave one id in its name.")
-        rows.append({"key": ids.pop() if ids else place, "path": path})
-    return pd.DataFrame(rows)
+        keys.append(ids.pop() if ids else place)
+    return pd.DataFrame({"key": keys, "path": files})
 
 
 def _joined(
@@ -226,7 +220,7 @@ def _joined(
     groups: Sequence[str] | None,
     missing_images: MissingImages,
 ) -> pd.DataFrame:
-    """Join rows and images by key; images of rows of other groups are no concern."""
+    """Join rows and images by key; images of rows of other groups are ignored."""
     rows = _of_groups(table, groups)
     images = images[~images["key"].isin(set(table["key"]) - set(rows["key"]))]
     for part, what in ((rows, f"rows of {path.name}"), (images, "images")):
