@@ -17,7 +17,7 @@ from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.volumes import Volumes
-from equipool.estimators.arguments import chosen_rows, given_sites, learned_from, target_columns
+from equipool.estimators.harmonizer import chosen_rows, given_sites, learned_from, target_columns
 from equipool.estimators.training_data import as_volumes, check_grid
 from equipool.exceptions import InputError
 from equipool.sites.effect import array
