@@ -55,7 +55,7 @@ class TextCell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """A pool before it is checked: numbers parsed, labels as text, nothing judged yet.
+    """A pool before it is checked: numbers parsed, labels as text, nothing checked yet.
 
     Missing values are NaN in ``X``, ``covariates`` and numeric targets, ``None`` in labels. A pool of images
     has no features: ``X`` then has no columns, and ``has_features`` is false.
@@ -185,7 +185,7 @@ class Inputs:
 
     @cached_property
     def rows_with_site(self) -> NDArray[np.intp]:
-        """The rows whose site is given: figures by site are over these."""
+        """The rows whose site is given; numbers by site are computed from these."""
         return np.flatnonzero(pd.notna(self.site))
 
     @cached_property

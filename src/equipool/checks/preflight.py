@@ -86,7 +86,7 @@ class PreflightReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as JSON-ready values."""
-        # JSON knows neither NaN nor infinity.
+        # JSON has neither NaN nor infinity.
         sites = self.sites.astype(object).where(np.isfinite(self.sites.astype(float)), None)
         return {
             "ok": self.ok,

@@ -147,7 +147,7 @@ def _narrowed(frame: pd.DataFrame, what: str, name: str, value: str) -> pd.DataF
 
 
 def _require_one_each(frame: pd.DataFrame) -> None:
-    """Raise an error where a visit has several images, and say what tells them apart."""
+    """Raise an error where a visit has several images, and name the entities that distinguish them."""
     several = frame[frame.duplicated(KEY, keep=False)]
     if several.empty:
         return

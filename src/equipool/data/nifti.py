@@ -27,7 +27,7 @@ Each = Callable[[int, FloatArray], None]
 SHOWN = 100  # files that an error names before it only counts the rest
 TOLERANCE = 1e-3  # mm: affines that differ by less are the same
 MAX_VOXELS = 2**31
-MAX_DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more lies
+MAX_DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more is wrong
 REGIONS = 10  # along each axis, to see changes in
 UNLIKE = 1000.0  # times brighter or darker than the others: probably another unit or scaling
 LEVEL = 3  # of compression
@@ -100,7 +100,7 @@ def check_volumes(
     jobs
         How many files to read at a time.
     progress
-        Whether to say on the terminal how far it is.
+        Whether to show progress on the terminal.
     each
         Called with the position and the values (x, y, z) of every image, in order.
     """
@@ -209,9 +209,9 @@ def write_volume(
         (x, y, z).
     like
         The image (a path or a nibabel image) whose affine, its codes, units and description are kept; it is
-        never overwritten. Or an affine (4, 4) to mm, for an image of its own.
+        never overwritten. Or an affine (4, 4) to mm, for a new image.
     mni
-        Whether the affine leads to MNI space; the header says so.
+        Whether the affine leads to MNI space; the header then records it.
     intent
         What the values are, as nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
     """

@@ -130,9 +130,9 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
     if source.is_dir():
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
         if len(tables) != 1:
-            seen = listed(path.name for path in tables) or "none"
+            files = listed(path.name for path in tables) or "none"
             raise InputError(
-                f"{source} should hold one .csv or .tsv file, {what}; it has {seen}. Put this one file there."
+                f"{source} should hold one .csv or .tsv file, {what}; it has {files}. Keep one there."
             )
         source = tables[0]
     numbers = {*columns["age"], *columns["mmse"]}

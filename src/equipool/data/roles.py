@@ -75,7 +75,7 @@ def _guess(columns: dict[str, str], what: str, flag: str) -> str | None:
         fits = [name for name, plain in columns.items() if plain in group.split()]
         if len(fits) > 1:
             raise InputError(
-                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; say which with {flag}."
+                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; choose one with {flag}."
             )
         if fits:
             return fits[0]

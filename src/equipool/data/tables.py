@@ -24,20 +24,12 @@ from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
 from equipool.files import write_whole
 
-INTENSITY = "median intensity"  # of an image, which stands for features in the pre-flight report
+INTENSITY = "median intensity"  # of an image: its one feature in the pre-flight report
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
 PARQUET = {".parquet", ".pq"}
-DAMAGED = (
-    pd.errors.ParserError,
-    OSError,
-    EOFError,
-    ValueError,
-    zipfile.BadZipFile,
-    lzma.LZMAError,
-    zlib.error,
-)
+DAMAGED = (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 
 
 def read_table(
@@ -92,7 +84,7 @@ def check(
     progress: bool = False,
     **roles: Unpack[Roles],
 ) -> PreflightReport:
-    """Report whether the sites of a table can be pooled, and what stands in the way.
+    """Report whether the sites of a table can be pooled, and what prevents it.
 
     Parameters
     ----------
@@ -111,9 +103,9 @@ def check(
     task
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
-        ``"error"`` or ``"impute"``: whether missing features stand in the way.
+        ``"error"`` or ``"impute"``: whether missing features are an error.
     progress
-        Whether to say on a terminal how far the reading of images is.
+        Whether to show the progress of reading images on the terminal.
 
     Examples
     --------
@@ -216,22 +208,20 @@ def _readable(path: Path) -> Iterator[None]:
             yield
     except InputError:
         raise
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{path.name} is empty; it needs a header and at least one row.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path.name} is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet."
-        ) from error
-    except pd.errors.ParserWarning as error:
-        raise InputError(
-            f"{path.name} has rows with more cells than the header has names; name every column (R: "
-            "write.csv(..., row.names = FALSE))."
-        ) from error
-    except DAMAGED as error:
-        raise InputError(
-            f"{path.name} cannot be read as a table ({first_line(error)}); open it and save it anew, "
-            "or give another file."
-        ) from error
+    except (*DAMAGED, pd.errors.ParserWarning) as error:
+        what = (
+            f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another file"
+        )
+        if isinstance(error, pd.errors.EmptyDataError):
+            what = "is empty; it needs a header and at least one row"
+        elif isinstance(error, UnicodeDecodeError):
+            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
+        elif isinstance(error, pd.errors.ParserWarning):
+            what = (
+                "has rows with more cells than the header has names; name every column (R: "
+                "write.csv(..., row.names = FALSE))"
+            )
+        raise InputError(f"{path.name} {what}.") from error
 
 
 def _read_rows(path: Path, **options: Any) -> pd.DataFrame:

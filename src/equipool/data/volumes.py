@@ -119,7 +119,7 @@ class Volumes:
         jobs
             How many files to read at a time.
         progress
-            Whether to say on the terminal how far it is.
+            Whether to show progress on the terminal.
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
