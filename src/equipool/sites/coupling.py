@@ -9,14 +9,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from equipool.randomness import seed_for
-from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, pieces, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 __all__ = ["Coupling"]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
 MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features have no rest
-HIDDEN = 128  # units; 256 come no nearer to the truth (docs/experiments.md)
+HIDDEN = 48  # units; 128 and 256 come hardly nearer to the truth (docs/experiments.md)
 RANGE = (0.01, 0.99)  # quantiles of a covariate that make its range, so that one wrong age does not decide
 RIDGE = 30.0  # equivalent participants of a site that does nothing; 10 and 100 come less near to the truth
 
@@ -129,9 +129,14 @@ class Coupling(SiteEffect):
 
     def _units(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
-        points, means = (self.latent(each, covariates) for each in (residuals, np.zeros_like(residuals)))
-        units: FloatArray = np.tanh(points @ self.weights + self.bias)
-        return units - np.tanh(means @ self.weights + self.bias)
+        units = np.empty((len(residuals), len(self.bias)))
+        for part in pieces(*units.shape):  # larger than a table of few features
+            points = (
+                self.latent(one[part], covariates[part]) for one in (residuals, np.zeros_like(residuals))
+            )
+            here, mean = (np.tanh(one @ self.weights + self.bias) for one in points)
+            units[part] = here - mean
+        return units
 
     @classmethod
     def _trained(
@@ -160,10 +165,10 @@ class Coupling(SiteEffect):
         )
         units, rest = coupling._units(residuals, design.covariates), residuals / deviation
         rest -= (rest @ axes) @ axes.T
-        rest -= units @ _ridge(units[train], rest[train], fitted.weight)
+        rest -= units @ _ridge(units, rest, design.weight, train)
         sites = np.unique(fitted.site)
         of_sites = [train[fitted.site == s] for s in sites]
-        heads = np.stack([_ridge(units[rows], rest[rows], design.weight[rows]) for rows in of_sites])
+        heads = np.stack([_ridge(units, rest, design.weight, rows) for rows in of_sites])
         heads -= np.average(heads, axis=0, weights=fitted.n_participants[sites])
         identity.head_of[sites] = np.arange(len(sites))
         heads *= np.where(varies, deviation, 0.0)
@@ -193,7 +198,11 @@ def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]
     return values, vectors * np.where((vectors**3).sum(axis=0) < 0, -1.0, 1.0)
 
 
-def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray) -> FloatArray:
+def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray, rows: IntArray) -> FloatArray:
     """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
-    weighted = units.T * weight
-    return np.linalg.solve(weighted @ units + RIDGE * np.eye(HIDDEN), weighted @ goal).astype(np.float64)
+    inner, across = RIDGE * np.eye(HIDDEN), np.zeros((HIDDEN, goal.shape[1]))
+    for some in (rows[part] for part in pieces(len(rows), HIDDEN)):
+        weighted = units[some].T * weight[some]
+        inner += weighted @ units[some]
+        across += weighted @ goal[some]
+    return np.linalg.solve(inner, across).astype(np.float64)
