@@ -186,6 +186,7 @@ class Coupling(SiteEffect):
                 weight = design.weight[rows]
                 across, square = weight @ (rest[rows] * part).sum(axis=1), weight @ (part**2).sum(axis=1)
                 yield shares * across - shares**2 / 2 * square
+            del units, rest  # before those of the next fold
 
 
 def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]:

@@ -183,6 +183,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
         pools.append(_Pool.of(a, fitted))
         total += pools[-1].log_likelihoods(b, judged.weight)
+        del a, b  # as long as the table
     chosen = int(total.argmax())
     if k is not None or not pools:
         return chosen, np.inf if k is None else float(k)
@@ -193,6 +194,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])
             likelihoods.append(_log_likelihoods(*directions, n[s], b[held] @ whiten, judged.weight[held]))
+        del a, b
     return chosen, SHRINKAGES[choose(np.array(likelihoods).T)]
 
 
@@ -204,8 +206,10 @@ def _around_training_means(
     The means over all participants depend on the held-out ones.
     """
     fitted, judged, n = design.only(train), design.only(held), design.only(train).n_participants
-    means = fitted.site_means(residuals[train])
-    a, b = residuals[train] - means[fitted.site], residuals[held] - means[judged.site]
+    a, b = residuals[train], residuals[held]
+    means = fitted.site_means(a)
+    a -= means[fitted.site]
+    b -= means[judged.site]
     b *= np.sqrt(n / (n + 1))[judged.site, None]  # the mean's variance adds to theirs
     return fitted, a, judged, b
 
