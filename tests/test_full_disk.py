@@ -54,7 +54,6 @@ def test_a_full_disk(table, tmp_path, call):
 
 def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, monkeypatch, capsys):
     from equipool.cli.app import main
-    from equipool.data import tables
     from equipool.exceptions import EquipoolError
 
     out = tmp_path / "result"
@@ -69,7 +68,7 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
 
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "write_table", no_room)
+        patch.setattr("equipool.cli.derivative.write_table", no_room)
         assert main(call) == 2
     assert str(out / "harmonized.csv") in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -434,7 +434,7 @@ def test_visits_are_distinguished_from_participants(tmp_path, capsys):
 def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
     from argparse import Namespace
 
-    from equipool.cli.statmap_option import _simulated_truth
+    from equipool.cli.statmaps import _simulated_truth
 
     volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
     columns = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)

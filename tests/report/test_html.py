@@ -12,7 +12,7 @@ import pytest
 
 import equipool as ep
 from equipool.cli.app import main
-from equipool.cli.report import _same
+from equipool.cli.commands.report import _same
 from equipool.data import PooledDataset, check
 from equipool.report.account import Account, account_of
 from equipool.report.page import report_page
@@ -175,7 +175,7 @@ def test_numbers_are_the_same_however_they_are_written(one, other, same):
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_judging(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("equipool.cli.report._two_tables", None)
+    monkeypatch.setattr("equipool.cli.commands.report._two_tables", None)
     (tmp_path / "file").write_text("no folder")
     out = tmp_path / "file" / "page.html"
     assert main(["report", str(table), "--after", str(table), *ROLES, "--out", str(out)]) == 2
