@@ -1,10 +1,9 @@
-"""Several processes train one model, on one machine or many; a process on its own never notices.
+"""Several processes train one model, on one machine or many; in a single process, nothing here has an effect.
 
-Every process draws the same batches. It encodes and decodes its own part of each; :func:`gather` then gives
-all processes the latents of the whole batch, and every loss is computed from these, in every process alike.
-So equation (4), the MMD and the means are those of the whole batch, every site of the batch is seen however
-it is shared out, and noise that is added to the latents is the same as in one process. Gradients are averaged
-afterwards, in :func:`average_gradients`.
+Every process draws the same batches. It encodes and decodes its share of each; :func:`gather` then gives all
+processes the latents of the whole batch, and every process computes every loss from these. So equation (4),
+the MMD and the means are those of the whole batch, and noise that is added to the latents is the same as in
+one process. :func:`average_gradients` averages the gradients afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,29 +23,8 @@ from torch import distributed as processes
 
 from equipool.exceptions import EquipoolError, EquipoolWarning
 
-__all__ = [
-    "Pairs",
-    "agree",
-    "average",
-    "average_gradients",
-    "batch_rows",
-    "device",
-    "gather",
-    "leader_first",
-    "leads",
-    "own",
-    "remind",
-    "sharded",
-    "share",
-    "start",
-    "summed",
-    "synchronise",
-    "total",
-    "turns",
-    "world",
-]
-
 Number = TypeVar("Number", np.float32, np.float64)
+Value = TypeVar("Value")
 
 LEAST = 2  # rows of a process: batch normalisation needs two
 SHARED_PAIRS = 1024  # rows from which on the pairs of a batch are shared out too
@@ -58,8 +35,8 @@ _parts: tuple[int, ...] = ()  # rows of each process in the batch that is being 
 def start() -> tuple[int, int]:
     """Join the processes that ``torchrun`` or ``srun`` started; return this one's number and how many.
 
-    With a GPU for each process they speak NCCL and train there, otherwise gloo. Call it once, before
-    anything is fitted. Started by neither, a script stays on its own.
+    Processes with a GPU each train there and exchange messages by NCCL, others by gloo. Call it once, before
+    anything is fitted. A script that neither has started is a single process.
 
     Examples
     --------
@@ -85,8 +62,8 @@ def start() -> tuple[int, int]:
     return world()
 
 
-def remind() -> None:
-    """Warn where several processes are about to do the same work, because nobody called :func:`start`."""
+def warn_unless_started() -> None:
+    """Warn where several processes are about to do the same work, because :func:`start` was not called."""
     count = os.environ.get("WORLD_SIZE", "1")
     if not processes.is_initialized() and "RANK" in os.environ and count != "1":
         warnings.warn(
@@ -98,29 +75,27 @@ def remind() -> None:
 
 
 def _environment() -> bool:
-    """Whether several processes were started; what SLURM calls its own way is named as torch expects it."""
+    """Say whether several processes were started; SLURM's variables are copied to the names of torch."""
     if "RANK" not in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         job = int(os.environ.get("SLURM_JOB_ID", "0"))
-        told = {
+        names = {
             "RANK": os.environ["SLURM_PROCID"],
             "WORLD_SIZE": os.environ["SLURM_NTASKS"],
             "LOCAL_RANK": os.environ.get("SLURM_LOCALID", "0"),
             "MASTER_ADDR": os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "localhost"),
             "MASTER_PORT": str(20000 + job % 20000),  # two jobs on one node must not meet
         }
-        os.environ.update({name: os.environ.get(name, value) for name, value in told.items()})
+        os.environ.update({name: os.environ.get(name, value) for name, value in names.items()})
     return "RANK" in os.environ
 
 
 def world() -> tuple[int, int]:
     """Return this process's number and how many there are."""
-    if not processes.is_initialized():
-        return 0, 1
-    return processes.get_rank(), processes.get_world_size()
+    return (processes.get_rank(), processes.get_world_size()) if processes.is_initialized() else (0, 1)
 
 
 def leads() -> bool:
-    """Whether this is the process that writes files and speaks."""
+    """Say whether this is the process that writes files and shows progress."""
     return world()[0] == 0
 
 
@@ -132,7 +107,7 @@ def device() -> torch.device:
 
 @contextmanager
 def sharded(rows: int) -> Iterator[None]:
-    """Share a batch of so many rows out, for the time of a block; one that is too small goes to everybody."""
+    """Share out a batch of so many rows within a block; every process computes a batch that is too small."""
     global _parts
     size = world()[1]
     cut = size > 1 and rows >= LEAST * size
@@ -143,92 +118,88 @@ def sharded(rows: int) -> Iterator[None]:
         _parts = ()
 
 
-def own() -> slice:
-    """Return the rows of the batch that are this process's: all of them outside of :func:`sharded`."""
-    if not _parts:
-        return slice(None)
+def local_rows() -> slice:
+    """Return this process's rows of the batch: all of them outside of :func:`sharded`."""
     rank = world()[0]
-    return slice(sum(_parts[:rank]), sum(_parts[: rank + 1]))
+    return slice(sum(_parts[:rank]), sum(_parts[: rank + 1])) if _parts else slice(None)
 
 
 def gather(x: Tensor) -> Tensor:
     """Return the whole batch, of which x holds this process's rows; the gradient goes back to these.
 
-    What follows must be the same in every process, as a loss of the whole batch is.
+    What follows must be the same in every process, as a loss of the whole batch is, so its gradient is the
+    same and needs no message. It is multiplied by the number of processes, by which :func:`average_gradients`
+    divides: gradients of a network before the gathering must be added up, those after it must not.
     """
     if not _parts:
         return x
-    whole: Tensor = _Gather.apply(x, _parts)  # type: ignore[no-untyped-call]
-    return whole
+    rows, size = local_rows(), len(_parts)
+    whole = nn.functional.pad(x, [0, 0] * (x.ndim - 1) + [rows.start, sum(_parts) - rows.stop])
+    if whole.requires_grad:
+        whole.register_hook(lambda gradient: gradient * size)
+    return _sum_of_values(whole)
 
 
 def average(mean: Tensor, rows: int) -> Tensor:
-    """Return the mean over the whole batch of what is a mean over this process's rows."""
+    """Return the mean over the whole batch, given the mean over this process's rows."""
     return gather(mean.expand(rows)).mean() if _parts else mean
 
 
 def batch_rows(rows: int) -> int:
-    """Return how many rows the whole batch has, of which this process has so many."""
+    """Return how many rows the whole batch has, given how many this process has."""
     return sum(_parts) or rows
 
 
-@dataclass(frozen=True)
 class Pairs:
-    """How the pairs of rows that all processes have are shared out: each takes some rows, with all others.
+    """How the pairs of a batch's rows are shared out: each process takes some rows, paired with all others.
 
-    Between :meth:`known` and :meth:`summed` processes compute different things; before and after, the same.
-    In one process, and for few rows, where messages would take longer, all pairs are everybody's.
+    Between :meth:`split` and :meth:`sum` processes compute different things; before and after, the same. In
+    one process, and for few rows, where messages would take longer, every process computes all pairs.
     """
 
-    rows: int
+    def __init__(self, n_rows: int) -> None:
+        self.shared = bool(_parts) and n_rows >= SHARED_PAIRS
+        rank, size = world() if self.shared else (0, 1)
+        self.local_rows = slice(n_rows * rank // size, n_rows * (rank + 1) // size)
 
-    @property
-    def shared(self) -> bool:
-        """Whether each process takes a part."""
-        return bool(_parts) and self.rows >= SHARED_PAIRS
+    def split(self, x: Tensor) -> Tensor:
+        """Return x unchanged; its gradient is the sum of all processes' gradients."""
+        return _sum_of_gradients(x) if self.shared else x
 
-    @property
-    def own(self) -> slice:
-        """The rows that this process takes."""
-        rank, size = world()
-        return slice(self.rows * rank // size, self.rows * (rank + 1) // size) if self.shared else slice(None)
-
-    def known(self, x: Tensor) -> Tensor:
-        """Return the rows, to which all processes' gradients go."""
-        whole: Tensor = _Shared.apply(x) if self.shared else x  # type: ignore[no-untyped-call]
-        return whole
-
-    def summed(self, x: Tensor) -> Tensor:
+    def sum(self, x: Tensor) -> Tensor:
         """Return the sum of what each process computed."""
-        whole: Tensor = _AddUp.apply(x) if self.shared else x  # type: ignore[no-untyped-call]
-        return whole
+        return _sum_of_values(x) if self.shared else x
 
     def median(self, x: Tensor) -> Tensor:
-        """Return the median of all processes' numbers, from 0 upwards; of two the lower, of none 1.
+        """Return the lower median of all processes' numbers, which are at least 0; of none, 1.
 
-        It lies between the least and the greatest of the processes' own medians, and few numbers do. Among
-        these by halving, since numbers from 0 upwards are ordered as their bits are.
+        It lies between the least and the greatest of the processes' medians, and few numbers do. Among these
+        it is found by bisection of their bits, whose order is that of the numbers.
         """
         if not self.shared:
             return x.median() if x.numel() else x.new_ones(())
         bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()]).flatten()
-        largest = torch.iinfo(bits.dtype).max
-        middle = int(bits.median()) if len(bits) else None
-        ends = torch.tensor([-largest if middle is None else -middle, -1 if middle is None else middle])
-        count, ends = torch.tensor(len(bits)).to(x.device), ends.to(x.device)
+        # Of no numbers, a range that bounds nothing.
+        low, high = [int(bits.median())] * 2 if len(bits) else [torch.iinfo(bits.dtype).max, -1]
+        count, ends = torch.tensor(len(bits)).to(x.device), torch.tensor([-low, high]).to(x.device)
         processes.all_reduce(count)
         processes.all_reduce(ends, processes.ReduceOp.MAX)
         if not count:
             return x.new_ones(())
         below, above = -int(ends[0]) - 1, int(ends[1])
-        under = (bits <= below).sum()
+        n_below = (bits <= below).sum()
         bits = bits[(bits > below) & (bits <= above)]
         while above - below > 1:
             middle = (below + above) // 2
-            found = under + (bits <= middle).sum()
-            processes.all_reduce(found)
-            below, above = (below, middle) if 2 * found >= count else (middle, above)
+            n_up_to_middle = n_below + (bits <= middle).sum()
+            processes.all_reduce(n_up_to_middle)
+            below, above = (below, middle) if 2 * n_up_to_middle >= count else (middle, above)
         return torch.tensor(above, dtype=bits.dtype, device=x.device).view(x.dtype)
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sum over processes of what each has of its rows; gradients are summed likewise."""
+    return _sum_of_values(_sum_of_gradients(x)) if _parts else x
 
 
 def _sum_of_all(x: Tensor) -> Tensor:
@@ -237,21 +208,21 @@ def _sum_of_all(x: Tensor) -> Tensor:
     return summed
 
 
-class _Shared(torch.autograd.Function):
-    """Nothing forwards; backwards, what the processes' parts say is added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _sum_of_all(gradients[0])
+def _sum_of_gradients(x: Tensor) -> Tensor:
+    """Return x; backwards, the processes' gradients are added up."""
+    result = x.view_as(x)
+    if result.requires_grad:
+        result.register_hook(_sum_of_all)
+    return result
 
 
-class _AddUp(torch.autograd.Function):
-    """The sum; backwards nothing, since all processes have the same loss of it."""
+def _sum_of_values(x: Tensor) -> Tensor:
+    """Return the sum of the processes' tensors; backwards the identity, as the loss is the same in all."""
+    summed: Tensor = _SumOfValues.apply(x)  # type: ignore[no-untyped-call]
+    return summed
 
+
+class _SumOfValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return _sum_of_all(x)
@@ -261,80 +232,33 @@ class _AddUp(torch.autograd.Function):
         return gradients[0]
 
 
-def total(x: Tensor) -> Tensor:
-    """Return the sum over processes of what each has of its own rows; gradients are summed likewise."""
-    if not _parts:
-        return x
-    summed: Tensor = _Total.apply(x)  # type: ignore[no-untyped-call]
-    return summed
-
-
-class _Total(torch.autograd.Function):
-    """Everybody's rows went into the sum, so each process gets what all have to say about it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _sum_of_all(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _sum_of_all(gradients[0])
-
-
-class _Gather(torch.autograd.Function):
-    """Collect rows; backwards, each process takes its own.
-
-    Every process computes the same loss L of the whole batch, so the gradient that comes back is the same
-    everywhere and nothing need be sent. It is multiplied by the number of processes, since
-    :func:`average_gradients` divides by it: networks before the gathering have seen a part of the rows and
-    their gradients must be added up, those after it have seen all and must not.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parts: tuple[int, ...]) -> Tensor:
-        ctx.own, ctx.size = own(), len(parts)
-        padded = x.new_zeros(max(parts), *x.shape[1:])
-        padded[: len(x)] = x
-        received = [torch.empty_like(padded) for _ in parts]
-        processes.all_gather(received, padded)
-        return torch.cat([rows[:count] for rows, count in zip(received, parts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0][ctx.own] * ctx.size, None
-
-
 def average_gradients(module: nn.Module) -> None:
-    """Replace each gradient by its mean over the processes, in one message."""
+    """Replace each gradient by its mean over the processes, in one message for each precision."""
     size = world()[1]
-    found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    if size == 1 or not found:
-        return
-    for dtype in dict.fromkeys(gradient.dtype for gradient in found):
-        some = [gradient for gradient in found if gradient.dtype == dtype]
-        flat = torch.cat([gradient.flatten() for gradient in some])
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    for dtype in {gradient.dtype: None for gradient in gradients} if size > 1 else ():
+        same = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.flatten() for gradient in same])
         processes.all_reduce(flat)
-        for gradient, mean in zip(some, flat.div_(size).split([g.numel() for g in some]), strict=True):
+        for gradient, mean in zip(same, flat.div_(size).split([g.numel() for g in same]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 
 def synchronise(module: nn.Module) -> None:
-    """Give every process the leader's numbers, and the mean of what batch normalisation has counted."""
+    """Give every process the leader's numbers, and the mean of the statistics of batch normalisation."""
     size = world()[1]
     if size == 1:
         return
-    counted = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    for layer in counted:
-        for buffer in (layer.running_mean, layer.running_var):
-            if buffer is not None:
-                processes.all_reduce(buffer)
-                buffer.div_(size)
+    for name, buffer in module.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            processes.all_reduce(buffer)
+            buffer.div_(size)
     for tensor in (*module.parameters(), *module.buffers()):
         processes.broadcast(tensor.data, 0)
 
 
 def turns(work: range) -> range:
-    """Return this process's part of work that is shared out in turns: everything, if it is alone."""
+    """Return this process's part of work that is shared out in turns."""
     rank, size = world()
     return work[rank::size]
 
@@ -349,32 +273,17 @@ def summed(array: NDArray[Number]) -> NDArray[Number]:
     return result
 
 
-def agree(value: float) -> float:
-    """Return the leader's number: a decision must fall the same way everywhere."""
-    if world()[1] == 1:
-        return value
-    number = torch.tensor([value], dtype=torch.float64, device=device())
-    processes.broadcast(number, 0)
-    return float(number.item())
-
-
-def share(content: bytes | None) -> bytes | None:
-    """Return the leader's bytes; what the others give is not looked at."""
-    if world()[1] == 1:
-        return content
-    length = int(agree(-1 if content is None else len(content)))
-    if length < 0:
-        return None
-    message = torch.zeros(length, dtype=torch.uint8, device=device())
-    if leads() and content:
-        message = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device())
-    processes.broadcast(message, 0)
-    return message.cpu().numpy().tobytes()
+def share(value: Value) -> Value:
+    """Return the leader's value in all processes: a decision must be the same everywhere."""
+    values = [value]
+    if world()[1] > 1:
+        processes.broadcast_object_list(values, 0)
+    return values[0]
 
 
 @contextmanager
 def leader_first() -> Iterator[None]:
-    """Let the leader run a block before the others: it fills a cache that they then find."""
+    """Let the leader run a block before the others, which then use the cache that it has filled."""
     if world()[1] > 1 and not leads():
         processes.barrier()
     try:

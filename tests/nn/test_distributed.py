@@ -96,7 +96,7 @@ def test_a_process_on_its_own_has_the_whole_batch(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert distributed.start() == (0, 1)
     with distributed.sharded(10):
-        assert distributed.own() == slice(None)
+        assert distributed.local_rows() == slice(None)
     assert distributed.share(b"bytes") == b"bytes"
 
 

@@ -56,7 +56,7 @@ def one_step(loss):
     torch.manual_seed(3)
     before, after, x = nn.Linear(5, 6), nn.Linear(6, 6), torch.randn(9, 5)
     with distributed.sharded(len(x)):
-        part = before(x[distributed.own()])
+        part = before(x[distributed.local_rows()])
         rebuilt = distributed.average(reconstruction_loss(part, part.sin()), len(part))
         value = loss(after(distributed.gather(part))) + rebuilt
     value.backward()
@@ -70,7 +70,7 @@ def volume_step():
     torch.manual_seed(4)
     network, x, wanted = ResNet3d(6, hidden=8), torch.randn(9, 1, 16, 16, 16), torch.randn(9, 6)
     with distributed.sharded(len(x)):
-        value = (distributed.gather(network(x[distributed.own()])) - wanted).square().mean()
+        value = (distributed.gather(network(x[distributed.local_rows()])) - wanted).square().mean()
     value.backward()
     distributed.average_gradients(network)
     running = [value.flatten() for name, value in network.named_buffers() if "running" in name]

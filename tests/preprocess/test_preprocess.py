@@ -214,6 +214,7 @@ def test_wrong_steps_are_answered():
         Steps(skip=("smooth",))
     with pytest.raises(InputError, match="The resolution must be"):
         Steps(resolution=0)
+    assert repr(Steps(resolution=4, skip=("n4",)).resolution) == "4.0"
 
 
 # Reading

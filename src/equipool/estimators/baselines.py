@@ -15,7 +15,7 @@ from equipool import distributed
 from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
 from equipool.estimators.training_data import TrainingData, dense
 from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss, reconstruction_loss
-from equipool.nn.adversary import Adversary
+from equipool.nn.networks import Adversary
 from equipool.nn.training import Trained
 from equipool.randomness import seeded
 
@@ -167,7 +167,7 @@ class CAIPooler(NaivePooler):
         return self._adversary.play(code, batch.site)
 
     def _beside(self) -> list[Trained]:
-        return [self._adversary.trained]
+        return [(self._adversary.network, self._adversary.optimiser)]
 
 
 class SubsamplingPooler(NaivePooler):

@@ -22,7 +22,7 @@ from equipool.estimators.training_data import Rows, TrainingData, dense, through
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
 from equipool.nn import mlp
-from equipool.nn.adversary import Adversary
+from equipool.nn.networks import Adversary
 from equipool.randomness import row_noise, seed_for, seeded
 
 __all__ = ["EquivariantPooler"]
@@ -279,7 +279,7 @@ class EquivariantPooler(PoolingEstimator):
                 data,
                 generator,
                 validate=validate if self.stop_early and len(held.x) > 1 else None,
-                beside=[] if adversary is None else [adversary.trained],
+                beside=[] if adversary is None else [(adversary.network, adversary.optimiser)],
             )
             both.cpu()
             if self.finetune:

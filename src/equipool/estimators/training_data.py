@@ -113,7 +113,9 @@ class TrainingData:
         """Return a batch as this process computes it: its part of the features, read, and all labels."""
         to = distributed.device()
         y = None if self.y is None else self.y.to(to)
-        return TrainingData(dense(self.x[distributed.own()]).to(to), y, self.site.to(to), self.c.to(to))
+        return TrainingData(
+            dense(self.x[distributed.local_rows()]).to(to), y, self.site.to(to), self.c.to(to)
+        )
 
     def batches(self, size: int) -> Iterator[TrainingData]:
         """Give a table as it is, and volumes ``size`` at a time."""

@@ -1,8 +1,8 @@
 """How covariates act on the latent sphere: ρ(c) = exp(Σ_k c_k A_k), all covariates in one torus of SO(n).
 
-The generators A_k are skew and commute, so one orthonormal basis turns all of them into rotations of
-⌊n/2⌋ planes: plane p turns by the angle (Ω c)_p. Applying ρ(c) to N vectors costs O(N n) in plane
-coordinates and O(N n²) in the ambient ones; no matrix exponential is ever taken.
+The generators A_k are skew and commute, so in one orthonormal basis all of them are rotations of ⌊n/2⌋
+planes: plane p turns by the angle (Ω c)_p. Applying ρ(c) to N vectors costs O(N n) in plane coordinates and
+O(N n²) in the ambient ones; no matrix exponential is taken.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ from torch import Tensor, nn
 from equipool.exceptions import InputError
 from equipool.groups.rotations import PlaneRotation, all_ones_basis, all_ones_frequencies
 
-__all__ = ["CovariateAction"]
-
-Coordinates = Literal["planes", "ambient"]
-
 
 class CovariateAction(nn.Module):
     """The action ρ of K covariates on R^n: call it with covariates to get rotations.
 
-    Covariates are expected in scaled units, where the training range is [−1, 1]
-    (:class:`equipool.data.Covariate` does the scaling).
+    Covariates are scaled, to a training range of [−1, 1], by :class:`equipool.data.Covariate`.
 
     Parameters
     ----------
@@ -35,8 +30,8 @@ class CovariateAction(nn.Module):
     n
         Dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed.
     basis
-        Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are given in plane
-        coordinates already.
+        Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are in plane
+        coordinates.
     dtype
         Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype, so the
         default keeps fast planes exact for float32 vectors. Use ``.float()`` on devices without float64.
@@ -73,16 +68,15 @@ class CovariateAction(nn.Module):
 
     @classmethod
     def all_ones(
-        cls, n: int, n_covariates: int = 1, *, coordinates: Coordinates = "planes"
+        cls, n: int, n_covariates: int = 1, *, coordinates: Literal["planes", "ambient"] = "planes"
     ) -> CovariateAction:
         """Build the paper's action: the all-ones generator of so(n).
 
-        One generator cannot tell two covariates apart, so with K covariates the space is cut into K blocks
-        and each gets the all-ones generator of its own block. In ``coordinates="ambient"`` the matrices are
-        literally exp(c·1_m); ``"planes"`` is the same action in the basis that makes it cheap.
+        One generator cannot distinguish two covariates, so the space is cut into K blocks, each with the
+        all-ones generator of its size. In ``coordinates="ambient"`` the matrices are exactly exp(c·1_m);
+        ``"planes"`` is the same action in the basis that makes it cheap.
         """
-        planes = _planes_per_covariate(n, n_covariates)
-        sizes = [2 * p for p in planes]
+        sizes = [2 * planes for planes in _planes_per_covariate(n, n_covariates)]
         sizes[-1] += n % 2  # the fixed axis of odd n comes last, where plane coordinates have it
         omega = torch.block_diag(*[all_ones_frequencies(size).unsqueeze(-1) for size in sizes])
         basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
@@ -101,10 +95,9 @@ class CovariateAction(nn.Module):
         """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
         Whole multiples make ρ periodic with the period of its slowest plane, so that τ is equivariant for
-        every rotation and not merely as long as no phase wraps around
-        (see :attr:`FrameTau.exact_everywhere`). With the default base the training range [−1, 1] covers half
-        a turn of the slowest plane, which leaves half a turn for participants outside that range. Of each
-        covariate's planes ``turning`` turn (default: all); the others stand still.
+        every rotation (see :attr:`FrameTau.exact_everywhere`). With the default base the training range
+        [−1, 1] covers half a turn of the slowest plane, which leaves half a turn for covariates outside it.
+        Of each covariate's planes ``turning`` turn (default: all); the others stand still.
         """
         columns = []
         for planes in _planes_per_covariate(n, n_covariates):
@@ -121,7 +114,7 @@ class CovariateAction(nn.Module):
 
     @property
     def n_planes(self) -> int:
-        """⌊n/2⌋, the number of planes that turn."""
+        """⌊n/2⌋, the number of planes."""
         return self.frequencies.shape[0]
 
     def covariates(self, c: Any) -> Tensor:
@@ -151,10 +144,9 @@ class CovariateAction(nn.Module):
 
     def generators(self) -> Tensor:
         """Return the commuting skew matrices A_k, shape (K, n, n): for inspection and tests."""
-        planes = torch.zeros(self.n_covariates, self.n, self.n, dtype=self.frequencies.dtype)
+        planes = self.frequencies.new_zeros(self.n_covariates, self.n, self.n)
         even = torch.arange(0, 2 * self.n_planes, 2)
-        planes[:, even + 1, even] = self.frequencies.mT.cpu()
-        planes = planes.to(self.frequencies.device)
+        planes[:, even + 1, even] = self.frequencies.mT
         planes = planes - planes.mT
         return planes if self.basis is None else self.basis @ planes @ self.basis.mT
 

@@ -17,31 +17,9 @@ from torch import Tensor, nn
 
 from equipool.exceptions import InputError
 
-__all__ = [
-    "PlaneRotation",
-    "all_ones_basis",
-    "all_ones_frequencies",
-    "all_ones_generator",
-    "cayley",
-    "exp",
-    "is_rotation",
-    "rotate_planes",
-    "skew",
-]
-
 
 def skew(values: Tensor) -> Tensor:
-    """Arrange m = n(n-1)/2 numbers as a skew-symmetric matrix of so(n).
-
-    Parameters
-    ----------
-    values
-        Shape (..., m); filled row by row below the diagonal.
-
-    Returns
-    -------
-    Tensor
-        Shape (..., n, n).
+    """Arrange m = n(n-1)/2 numbers (..., m), row by row below the diagonal, as skew matrices (..., n, n).
 
     Examples
     --------
@@ -87,7 +65,7 @@ def cayley(generator: Tensor) -> Tensor:
 
 
 def is_rotation(matrix: Tensor, *, atol: float | None = None) -> tuple[bool, str]:
-    """Say whether matrices (..., n, n) are in SO(n): (True, "") or (False, the reason)."""
+    """Return whether matrices (..., n, n) are in SO(n): (True, "") or (False, the reason)."""
     atol = 1e3 * torch.finfo(matrix.dtype).eps if atol is None else atol
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     gap = (matrix.mT @ matrix - identity).abs().max().item()
@@ -119,12 +97,11 @@ def all_ones_basis(n: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """Return the orthonormal basis Q (n, n) in which the all-ones generator is a set of plane rotations.
 
     The generator is the sum of the powers of the shift that brings the last coordinate back with a minus
-    sign, so its eigenvectors are exp(iπ(2k − 1)j/n): the basis is known in closed form and needs no
-    eigenvalue routine. Columns 2p and 2p + 1 span plane p; for odd n the last column is the fixed axis.
+    sign, so its eigenvectors have a closed form, exp(iπ(2k − 1)j/n). Columns 2p and 2p + 1 span plane p; for
+    odd n the last column is the fixed axis.
     """
     planes = n // 2
-    k = torch.arange(1, planes + 1)
-    j = torch.arange(n)
+    k, j = torch.arange(1, planes + 1), torch.arange(n)
     # Reduce (2k − 1)j modulo 2n in integers first: the angles stay exact for any n.
     angle = (torch.outer(j, 2 * k - 1) % (2 * n)).to(torch.float64) * (math.pi / n)
     # This order of cos and sin makes every frequency positive (counter-clockwise).
@@ -149,8 +126,7 @@ def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned = turned.flatten(-2)
     if x.shape[-1] == 2 * planes:
         return turned
-    fixed = x[..., -1:].expand(*turned.shape[:-1], 1)
-    return torch.cat([turned, fixed], dim=-1)
+    return torch.cat([turned, x[..., -1:].expand(*turned.shape[:-1], 1)], dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +139,8 @@ class PlaneRotation:
     ----------
     angles
         Shape (..., ⌊n/2⌋), in radians.
-    n
-        The dimension of the space.
-    basis
-        Orthonormal (n, n), its columns the planes in order; ``None`` where vectors are in plane coordinates.
+    n, basis
+        As for :class:`~equipool.groups.action.CovariateAction`.
 
     Examples
     --------
@@ -194,7 +168,8 @@ class PlaneRotation:
         """Return the product of two rotations of the same torus."""
         if other.n != self.n:
             raise InputError(f"Rotations of R^{self.n} and R^{other.n} cannot be composed.")
-        if self.basis is not other.basis and not _same_basis(self.basis, other.basis):
+        bases = [basis for basis in (self.basis, other.basis) if basis is not None]
+        if len(bases) == 1 or (bases and not torch.equal(*bases)):
             raise InputError("Rotations of different planes do not form one torus; multiply their matrices.")
         return replace(self, angles=self.angles + other.angles)
 
@@ -212,7 +187,3 @@ class PlaneRotation:
         """Return the rotation matrices (..., n, n)."""
         columns = torch.eye(self.n, dtype=self.angles.dtype, device=self.angles.device)
         return replace(self, angles=self.angles.unsqueeze(-2)).apply(columns).mT
-
-
-def _same_basis(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and torch.equal(a, b)

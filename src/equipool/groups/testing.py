@@ -11,8 +11,6 @@ from torch import Tensor
 from equipool.groups.action import CovariateAction
 from equipool.groups.tau import FrameTau
 
-__all__ = ["assert_equivariant", "equivariance_error", "random_latents"]
-
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -21,8 +19,8 @@ def random_latents(
 ) -> Tensor:
     """Draw points of the sphere in float64, uniformly or, with ``tau``, as a trained encoder places them.
 
-    With ``tau``, the phases of the designated planes stand for covariates in [−span, span] and these planes
-    carry the length that :meth:`FrameTau.to_sphere` reserves.
+    With ``tau``, the phases of the designated planes encode covariates in [−span, span], and these planes
+    have the length that :meth:`FrameTau.to_sphere` reserves.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n_samples, n, generator=generator, dtype=torch.float64)
@@ -53,21 +51,18 @@ def equivariance_error(
     ----------
     f
         The map, from (N, n) to (N, m).
-    action
-        ρ on the inputs.
-    out
-        ρ on the outputs; default: ``action``.
+    action, out
+        ρ on the inputs, and on the outputs (default: ``action``).
     inputs
         The x, (N, n); default: uniform on the sphere. Where τ is exact only as long as no phase wraps
         around, pass :func:`random_latents` with that τ.
     elements
-        The t, (N, K); default: uniform in [−span, span]. They and their rotations are kept in float64, so
-        that the measurement adds no error of its own.
+        The t, (N, K); default: uniform in [−span, span]. Their rotations are float64, so that the
+        measurement adds no error.
     span, n_samples, dtype, seed
         Of the sample; ``dtype`` is the one in which f is evaluated.
     """
-    out = action if out is None else out
-    device = action.frequencies.device
+    out, device = out or action, action.frequencies.device
     x = random_latents(n_samples, action.n, seed=seed) if inputs is None else inputs
     x = x.to(device=device, dtype=dtype)
     if elements is None:
@@ -78,9 +73,9 @@ def equivariance_error(
     with torch.no_grad():
         expected = out(t).apply(f(x).double())
         # The moved input is rounded once to the dtype under test, as any input of that dtype is.
-        got = f(action(t).apply(x.double()).to(dtype)).double()
+        measured = f(action(t).apply(x.double()).to(dtype)).double()
     scale = torch.linalg.vector_norm(expected, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    error = (torch.linalg.vector_norm(got - expected, dim=-1) / scale).max().item()
+    error = (torch.linalg.vector_norm(measured - expected, dim=-1) / scale).max().item()
     return math.inf if math.isnan(error) else error
 
 

@@ -8,40 +8,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIN_DISTINCT", "SplineBasis", "Trend", "fit_basis"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
 KNOT_QUANTILES = (0.05, 0.275, 0.5, 0.725, 0.95)  # Harrell's, for five knots
-MIN_DISTINCT = 10  # values of a variable that curves are put on; fewer are grades, with nothing between them
+MIN_DISTINCT = 10  # values that a variable must have for a curve; with fewer it is ordinal
 
 
 def _declared(*dimensions: str, positive: bool = False) -> Any:
-    """Say what :func:`equipool.sites.effect.array` says, which is above this layer."""
+    """Return what :func:`equipool.sites.effect.array` declares, which this layer cannot import."""
     return {"dimensions": dimensions, "positive": positive}
 
 
 @dataclass(frozen=True, eq=False)
 class SplineBasis:
-    """The covariates, and for those with many values a natural cubic spline, straight beyond the outer knots.
+    """The covariates, and for those with many values a natural cubic spline, linear beyond the outer knots.
 
-    Columns are centred and scaled over participants; curved ones are orthogonal to their covariate's straight
+    Columns are centred and scaled over participants; curved ones are orthogonal to their covariate's linear
     one.
-
-    Attributes
-    ----------
-    knots
-        (K, 5), all equal where a covariate has too few values for a spline.
-    mean, scale
-        (q,) of all columns.
-    slope
-        (q − K,): what the curved columns share with their covariate's straight one.
     """
 
+    # (K, 5), all equal where a covariate has too few values for a spline.
     knots: FloatArray = field(metadata=_declared("covariates", "knots"))
-    mean: FloatArray = field(metadata=_declared("columns"))
+    mean: FloatArray = field(metadata=_declared("columns"))  # (q,), as the scale
     scale: FloatArray = field(metadata=_declared("columns", positive=True))
+    # (q − K,): coefficients of the curved columns' regression on their covariate's linear one.
     slope: FloatArray = field(metadata=_declared("curved"))
 
     @property
@@ -58,9 +49,9 @@ class SplineBasis:
         """Return the basis at covariates (rows, K), (rows, q)."""
         k = len(self.knots)
         columns = _columns(c, self.knots) - self.mean
-        straight = columns[:, :k] / self.scale[:k]
-        curved = columns[:, k:] - self.slope * straight[:, _covariate_of_curved(self.knots)]
-        return np.hstack([straight, curved / self.scale[k:]])
+        linear = columns[:, :k] / self.scale[:k]
+        curved = columns[:, k:] - self.slope * linear[:, _covariate_of_curved(self.knots)]
+        return np.hstack([linear, curved / self.scale[k:]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,26 +59,18 @@ class Trend:
     r"""The trend that all sites share, for basis functions B of the covariates:
 
     .. math:: m(c) = m_0 + \sum_k \beta_k B_k(c)
-
-    Attributes
-    ----------
-    basis
-        B.
-    coefficients, centre
-        β (q, features) and m₀ (features,).
     """
 
-    basis: SplineBasis
-    coefficients: FloatArray = field(metadata=_declared("columns", "features"))
-    centre: FloatArray = field(metadata=_declared("features"))
+    basis: SplineBasis  # B
+    coefficients: FloatArray = field(metadata=_declared("columns", "features"))  # β (q, features)
+    centre: FloatArray = field(metadata=_declared("features"))  # m₀ (features,)
 
     def __call__(self, c: FloatArray) -> FloatArray:
         """Return m at covariates (rows, K), (rows, features)."""
-        predicted: FloatArray = self.centre + self.basis(c) @ self.coefficients
-        return predicted
+        return self.centre + self.basis(c) @ self.coefficients
 
     def require_consistent(self) -> None:
-        """Refuse, by a ValueError, coefficients of another basis."""
+        """Raise a ValueError for coefficients of another basis."""
         curved = len(_covariate_of_curved(self.basis.knots))
         if not len(self.basis.slope) == curved == self.basis.width - len(self.basis.knots):
             raise ValueError("basis")
@@ -103,18 +86,17 @@ def fit_basis(c: FloatArray, weight: FloatArray) -> SplineBasis:
         order = np.argsort(column)
         share = np.cumsum(weight[order])
         places = column[order][np.searchsorted(share, np.array(KNOT_QUANTILES) * share[-1])]
-        distinct = len(np.unique(column)) >= MIN_DISTINCT
-        spline = distinct and bool((np.diff(places) > 1e-6 * np.ptp(column)).all())
-        knots[j] = places if spline else places[2]
+        apart = (np.diff(places) > 1e-6 * np.ptp(column)).all()
+        knots[j] = places if apart and len(np.unique(column)) >= MIN_DISTINCT else places[2]
     columns = _columns(c, knots)
     if not k:
         return SplineBasis(knots, np.empty(0), np.empty(0), np.empty(0))
     mean = np.average(columns, axis=0, weights=weight)
     columns = columns - mean
     scale = np.sqrt(np.average(columns**2, axis=0, weights=weight))
-    straight = (columns[:, :k] / np.where(scale[:k] > 0, scale[:k], 1))[:, _covariate_of_curved(knots)]
-    slope = np.average(columns[:, k:] * straight, axis=0, weights=weight)
-    scale[k:] = np.sqrt(np.average((columns[:, k:] - slope * straight) ** 2, axis=0, weights=weight))
+    linear = (columns[:, :k] / np.where(scale[:k] > 0, scale[:k], 1))[:, _covariate_of_curved(knots)]
+    slope = np.average(columns[:, k:] * linear, axis=0, weights=weight)
+    scale[k:] = np.sqrt(np.average((columns[:, k:] - slope * linear) ** 2, axis=0, weights=weight))
     return SplineBasis(knots, mean, np.where(scale > 0, scale, 1.0), slope)
 
 

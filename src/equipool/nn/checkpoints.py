@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-__all__ = ["Checkpoint", "Checkpoints", "locked"]
-
 SCHEMA = 2
 MANIFEST, ENDING = "checkpoint.json", ".checkpoint.safetensors"
 SECONDS = 30.0  # between two checkpoints
@@ -33,43 +31,37 @@ ANEW = "start anew: give another folder, remove this one, or say --fresh on the 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one fit at a time use a folder, by a lock of the system's, which ends with the process."""
-    lock, free = None, True
-    if distributed.leads():
-        try:
-            import fcntl
-
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        except (
-            ImportError,
-            OSError,
-        ):  # no locks there; should nothing be writable, the first checkpoint says so
-            pass
-    try:
-        if not distributed.agree(free):
+    """Let one fit at a time use a folder, by a lock of the operating system, which ends with the process."""
+    with ExitStack() as lock:
+        if not distributed.share(not distributed.leads() or _take_lock(folder, lock)):
             raise InputError(
                 f"Another run is training with the checkpoint {folder}, on the same data with the same "
                 "settings; wait for it, or give another folder."
             )
         yield
-    finally:
-        if lock is not None:
-            os.close(lock)
+
+
+def _take_lock(folder: Path, lock: ExitStack) -> bool:
+    """Return whether no other process holds the lock; its release is left to ``lock``."""
+    with suppress(
+        ImportError, OSError
+    ):  # no locks there, or nothing can be written, which a checkpoint reports
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        lock.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 class Checkpoints:
-    """The checkpoints of one fit, one for each stage; a folder of another fit is refused.
+    """The checkpoints of one fit in a folder, one for each stage; a folder of another fit is refused.
 
-    Parameters
-    ----------
-    folder
-        Where they are kept; other files in it stay.
-    manifest
-        What is trained: settings and hashes of the data, by name.
+    ``manifest`` says what is trained: settings and hashes of the data, by name. Other files there stay.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, dict[str, Any]]) -> None:
@@ -109,18 +101,18 @@ class Checkpoints:
 
 @dataclass
 class Checkpoint:
-    """The checkpoint of one stage, and when the next one is due."""
+    """The checkpoint of one stage, and when it was written last."""
 
-    whole: Checkpoints
+    fit: Checkpoints
     path: Path
-    last: float = field(default_factory=time.monotonic)
+    written: float = field(default_factory=time.monotonic)
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return numbers and facts, if this stage was begun before."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        content = _read(self.path) if self.whole.begun else None
+        content = _read(self.path) if self.fit.begun else None
         if content is None:
             return None
         try:
@@ -139,15 +131,15 @@ class Checkpoint:
         from safetensors.torch import save
 
         if distributed.leads():
-            self.whole.begin()
+            self.fit.begin()
             numbers = {name: tensor.cpu().contiguous().clone() for name, tensor in numbers.items()}
             record = json.dumps({**facts, "sha256": _checksum(numbers)}).encode()
             write_whole(self.path, save({**numbers, "facts": torch.tensor(list(record), dtype=torch.uint8)}))
-        self.last = time.monotonic()
+        self.written = time.monotonic()
 
     def due(self) -> bool:
         """Whether it is time to write."""
-        return time.monotonic() - self.last >= SECONDS
+        return time.monotonic() - self.written >= SECONDS
 
 
 def _checksum(numbers: dict[str, Tensor]) -> str:
@@ -159,26 +151,22 @@ def _checksum(numbers: dict[str, Tensor]) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return a file's content as the leading process finds it."""
-    content = None
-    if distributed.leads():
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
-    return distributed.share(content)
+    """Return a file's content as the leading process reads it; ``None`` where there is no file."""
+    try:
+        return distributed.share(path.read_bytes() if distributed.leads() else None)
+    except FileNotFoundError:
+        return distributed.share(None)
+    except OSError as error:
+        raise InputError(f"The checkpoint {path} cannot be read: {error.strerror}.") from error
 
 
 def _require_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse the checkpoint of another fit, and say what differs."""
-    for kind, values in now.items():
-        for name, value in values.items():
-            earlier = before.get(kind, {}).get(name)
-            if earlier != value:
-                what = "is not the same" if kind == "data" else f"was {earlier!r} and is {value!r}"
-                raise InputError(
-                    f"{folder} holds a checkpoint with other {kind}: {name} {what}. Go on with the same, or "
-                    f"{ANEW}."
-                )
+    for kind, name, value in ((kind, *item) for kind, values in now.items() for item in values.items()):
+        earlier = before.get(kind, {}).get(name)
+        if earlier != value:
+            what = "is not the same" if kind == "data" else f"was {earlier!r} and is {value!r}"
+            raise InputError(
+                f"{folder} holds a checkpoint with other {kind}: {name} {what}. Go on with the same, or "
+                f"{ANEW}."
+            )

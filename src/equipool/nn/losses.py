@@ -12,17 +12,6 @@ from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction
 
-__all__ = [
-    "correlation_loss",
-    "equivariance_loss",
-    "equivariance_loss_cayley",
-    "grouped_mmd",
-    "match_loss",
-    "mmd",
-    "prediction_loss",
-    "reconstruction_loss",
-]
-
 Reduction = Literal["sum", "mean"]
 
 
@@ -35,10 +24,8 @@ def equivariance_loss(
 
     Rotations keep lengths and those of one torus commute, so with u_i = ρ(−c_i)τ_i both terms equal
     ‖u_i − u_j‖², and the sum over pairs is N Σ_i‖u_i − ū‖²: O(N n) in time and memory where the literal
-    form takes N² matrix exponentials. Across processes only ū and the count have to be shared.
-
-    (The paper writes expm((i − j)·1_m) and leaves the sign of its basis of so(n) open; ours is the one for
-    which G(i, j) is the transport Γ from c_i to c_j.)
+    form takes N² matrix exponentials. (The paper writes expm((i − j)·1_m) and leaves the sign of its basis of
+    so(n) open; ours is the one for which G(i, j) is the transport Γ from c_i to c_j.)
 
     Parameters
     ----------
@@ -99,8 +86,8 @@ def prediction_loss(
     """Return the prediction term of equation (5): cross-entropy for classes, squares for numbers.
 
     The paper writes ‖Y − h(Φ(ℓ))‖² for both; its classes are trained with cross-entropy. ``bounded`` takes
-    1 − p(y) for classes instead: it asks for the right class and not for a calibrated probability, so a
-    code need not carry degrees of certainty, which give the site away.
+    1 − p(y) for classes instead, which asks for the right class and not for a calibrated probability: degrees
+    of certainty in a code would let a classifier predict the site.
     """
     if y.is_floating_point():
         return (output.squeeze(-1) - y).square().mean()
@@ -113,10 +100,7 @@ def prediction_loss(
 
 
 def correlation_loss(z: Tensor, c: Tensor) -> Tensor:
-    """Return the shares of the variance of z that the covariates and their squares explain, added up.
-
-    Zero where z depends on c by neither a line nor a parabola.
-    """
+    """Return the shares of the variance of z that covariates and their squares explain, added up."""
     powers = torch.cat([c, c.square()], dim=1)
     powers = (powers - powers.mean(dim=0)) / powers.std(dim=0, correction=0).clamp_min(1e-6)
     centred = z - z.mean(dim=0)
@@ -132,8 +116,8 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
     distance in the batch (no gradient goes through it) and a the ``scales``. O(N²) in the batch.
     """
     pairs = distributed.Pairs(len(z))
-    rows = pairs.known(z)
-    squared = torch.cdist(rows[pairs.own], rows).square()
+    rows = pairs.split(z)
+    squared = torch.cdist(rows[pairs.local_rows], rows).square()
     median = pairs.median(squared.detach())
     if median == 0:
         # Two rows, or many with the same code: the median of the positive distances.
@@ -141,7 +125,9 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
     kernel = torch.stack([torch.exp(-squared / (a * median)) for a in scales]).mean(dim=0)
     membership = nn.functional.one_hot(torch.unique(site, return_inverse=True)[1]).to(z.dtype)
     mean = membership / membership.sum(dim=0)
-    gram = pairs.summed(mean[pairs.own].mT @ kernel @ mean)  # inner products of the sites' mean embeddings
+    gram = pairs.sum(
+        mean[pairs.local_rows].mT @ kernel @ mean
+    )  # inner products of the sites' mean embeddings
     count = len(gram)
     if count < 2:
         return z.sum() * 0

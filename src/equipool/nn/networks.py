@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
-
-__all__ = ["Components", "EncoderKind", "adversary_network", "coders", "mlp", "require_width"]
 
 EncoderKind = Literal["auto", "mlp", "linear", "components", "resnet"] | nn.Module
 
@@ -19,10 +18,7 @@ N_COMPONENTS = 100
 
 
 class Components(nn.Module):
-    """Principal components of the training rows, not whitened: what varies most is learned first.
-
-    With few rows and many voxels they keep a linear encoder from overfitting.
-    """
+    """Principal components of the training rows, not whitened: what varies most is learned first."""
 
     def __init__(self, n_features: int, count: int = N_COMPONENTS) -> None:
         super().__init__()
@@ -33,7 +29,7 @@ class Components(nn.Module):
 
     @torch.no_grad()
     def start(self, rows: Tensor) -> None:
-        """Take the components of these rows, from their inner products."""
+        """Estimate the components from the inner products of these rows."""
         rows = rows.to(self.basis.dtype)
         values, vectors = torch.linalg.eigh(rows @ rows.mT)
         count = min(self.basis.shape[1], len(rows) - 1)
@@ -67,12 +63,33 @@ def mlp(n_in: int, n_out: int, *, hidden: int = 64) -> nn.Sequential:
 
 def adversary_network(n_in: int, n_out: int, *, hidden: int = 64, normalise: bool = True) -> nn.Sequential:
     """Return a three-layer classifier of the site: the paper's adversary, with batch normalisation."""
+    layers: list[nn.Module] = []
+    for width in (n_in, hidden):
+        layers += [nn.Linear(width, hidden), *([nn.BatchNorm1d(hidden)] if normalise else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden, n_out))
 
-    def block(a: int, b: int) -> list[nn.Module]:
-        middle: list[nn.Module] = [nn.BatchNorm1d(b)] if normalise else []
-        return [nn.Linear(a, b), *middle, nn.ReLU()]
 
-    return nn.Sequential(*block(n_in, hidden), *block(hidden, hidden), nn.Linear(hidden, n_out))
+class Adversary:
+    """A site classifier with its optimiser, for minimax training (CAI, Xie et al.).
+
+    Sites are weighted so that each counts the same, whatever its size.
+    """
+
+    def __init__(self, n_code: int, site: Tensor, n_sites: int, *, learning_rate: float = 2e-3) -> None:
+        self.network = adversary_network(n_code, n_sites, normalise=False).to(distributed.device())
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=learning_rate)
+        counts = torch.bincount(site, minlength=n_sites).clamp_min(1)
+        self.weights = (counts.sum() / (n_sites * counts)).to(distributed.device())
+
+    def play(self, code: Tensor, site: Tensor) -> Tensor:
+        """Learn from this batch, then return minus the cross-entropy, which the encoder minimises."""
+        self.optimiser.zero_grad(set_to_none=True)
+        self._cross_entropy(code.detach(), site).backward()
+        self.optimiser.step()
+        return -self._cross_entropy(code, site)
+
+    def _cross_entropy(self, code: Tensor, site: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.network(code), site, weight=self.weights)
 
 
 def coders(
@@ -86,30 +103,20 @@ def coders(
 ) -> tuple[nn.Module, nn.Module]:
     """Return E and D; modules of the user are copied, not trained in place.
 
-    Parameters
-    ----------
-    kind
-        ``"auto"``: ``"mlp"`` for tables and ``"resnet"`` for volumes; ``"linear"``; ``"components"``; or a
-        module.
-    n_features, n_latent, hidden
-        Widths.
-    mask
-        Brain voxels of the box, for volumes; ``None`` for tables.
-    decoder
-        A module in place of ours.
+    ``mask`` has the brain voxels of the box, for volumes; a ``decoder`` takes the place of ours.
     """
     of_boxes = mask is not None and (isinstance(kind, nn.Module) or kind in ("auto", "resnet"))
-    components = Components(n_features) if kind == "components" else None
     if isinstance(kind, nn.Module):
         encoder: nn.Module = copy.deepcopy(kind)
-    elif components is not None:
+    elif kind == "components":
+        components = Components(n_features)
         encoder = nn.Sequential(components, nn.Linear(N_COMPONENTS, n_latent))
+        if decoder is None:
+            return encoder, ComponentsDecoder(components, n_latent)
     else:
         encoder = ResNet3d(n_latent, hidden=hidden) if of_boxes else _flat(kind, n_features, n_latent, hidden)
     if decoder is not None:
         body = copy.deepcopy(decoder)
-    elif components is not None:
-        return encoder, ComponentsDecoder(components, n_latent)
     elif mask is not None:
         body = voxel_decoder(n_latent, n_features, hidden=hidden)
     else:
@@ -120,7 +127,7 @@ def coders(
 
 
 def _flat(kind: str, n_in: int, n_out: int, hidden: int) -> nn.Module:
-    """Return an encoder or a decoder of rows: ``"mlp"``, or ``"linear"`` where rows are few."""
+    """Return an encoder or a decoder of rows."""
     if kind == "linear":
         return nn.Linear(n_in, n_out)
     if kind not in ("auto", "mlp"):

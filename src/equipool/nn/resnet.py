@@ -6,14 +6,13 @@ Estimators hold a volume as the row of its brain voxels; a network for volumes t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-
-__all__ = ["ResNet3d", "VolumeDecoder", "VolumeEncoder", "voxel_decoder"]
 
 STAGES = (16, 16, 32, 64)
 STRIDES = (2, 2, 2, 1)  # the stem halves the box too
@@ -29,7 +28,7 @@ class WholeBatch:
     def forward(self, x: Tensor) -> Tensor:
         """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
         layer: Any = self
-        if not layer.training or distributed.own() == slice(None):
+        if not layer.training or distributed.local_rows() == slice(None):
             return super().forward(x)  # type: ignore[misc]
         axes = [0, *range(2, x.ndim)]
         shape = (1, -1, *[1] * (x.ndim - 2))
@@ -61,14 +60,14 @@ class Dropout(nn.Dropout):
         if not self.training:
             return x
         rows = distributed.batch_rows(len(x))
-        kept = torch.empty(rows, *x.shape[1:]).bernoulli_(1 - self.p)[distributed.own()]
+        kept = torch.empty(rows, *x.shape[1:]).bernoulli_(1 - self.p)[distributed.local_rows()]
         return x * kept.to(x) / (1 - self.p)
 
 
 class ResidualBlock(nn.Module):
     """BatchNorm–Swish–Conv twice, before the sum."""
 
-    def __init__(self, n_in: int, n_out: int, *, stride: int = 1) -> None:
+    def __init__(self, n_in: int, n_out: int, stride: int = 1) -> None:
         super().__init__()
         self.body = nn.Sequential(
             BatchNorm3d(n_in),
@@ -93,10 +92,7 @@ class ResNet3d(nn.Sequential):
         widths = (STAGES[0], *STAGES)
         super().__init__(
             nn.Conv3d(1, widths[0], 3, stride=2, padding=1),
-            *(
-                ResidualBlock(a, b, stride=stride)
-                for a, b, stride in zip(widths[:-1], widths[1:], STRIDES, strict=True)
-            ),
+            *map(ResidualBlock, widths[:-1], widths[1:], STRIDES),
             BatchNorm3d(widths[-1]),
             nn.SiLU(),
             nn.AdaptiveAvgPool3d(POOLED),
@@ -122,7 +118,15 @@ def voxel_decoder(n_in: int, n_voxels: int, *, hidden: int = 64) -> nn.Sequentia
 
 
 class SingleModule(nn.Module):
-    """A module that stays in single precision: convolutions in double have no fast form on CPUs."""
+    """A module for a mask's voxels that stays in single precision: CPUs have no fast double convolution."""
+
+    voxels: Tensor
+
+    def __init__(self, mask: Tensor, body: nn.Module) -> None:
+        super().__init__()
+        self.shape = tuple(mask.shape)
+        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
+        self.body = body
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -135,16 +139,9 @@ class SingleModule(nn.Module):
 class VolumeEncoder(SingleModule):
     """Put the voxels of a mask (x, y, z) into its box and encode it, by ``body``, in the rows' precision."""
 
-    def __init__(self, mask: Tensor, body: nn.Module) -> None:
-        super().__init__()
-        self.shape = tuple(mask.shape)
-        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
-        self.voxels: Tensor
-        self.body = body
-
     def forward(self, rows: Tensor) -> Tensor:
         """Return (rows, n) for (rows, voxels)."""
-        box = rows.new_zeros(len(rows), self.shape[0] * self.shape[1] * self.shape[2], dtype=torch.float32)
+        box = rows.new_zeros(len(rows), math.prod(self.shape), dtype=torch.float32)
         box[:, self.voxels] = rows.float()
         volume = box.view(len(rows), 1, *self.shape).contiguous(memory_format=torch.channels_last_3d)
         out: Tensor = self.body(volume)
@@ -156,12 +153,6 @@ class VolumeDecoder(SingleModule):
 
     ``body`` gives (rows, voxels), or boxes (rows, 1, x, y, z), of which the voxels of the mask are taken.
     """
-
-    def __init__(self, mask: Tensor, body: nn.Module) -> None:
-        super().__init__()
-        self.register_buffer("voxels", mask.flatten().nonzero().flatten(), persistent=False)
-        self.voxels: Tensor
-        self.body = body
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return (rows, voxels) for (rows, n)."""

@@ -18,8 +18,6 @@ from equipool import distributed
 from equipool.nn.checkpoints import Checkpoint
 from equipool.progress import Progress
 
-__all__ = ["History", "site_batches", "train"]
-
 Step = Callable[[Tensor, int], dict[str, Tensor]]
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -40,7 +38,7 @@ def site_batches(
     """Yield row positions such that every row comes once and every site appears in every batch.
 
     Each site's rows are spread evenly over the epoch. Where that still gives a batch fewer than ``at_least``
-    rows of a site, rows of that site are drawn again: small sites are seen more often.
+    rows of a site, rows of that site are drawn again: small sites are trained on more often.
     """
     rows = len(site)
     order = torch.argsort(site.double() + 0.999 * torch.rand(rows, generator=generator))
@@ -50,13 +48,10 @@ def site_batches(
     # The k-th of a site's m rows belongs at (k + jitter) / m of the epoch.
     position = (within + torch.rand(rows, generator=generator)) / counts[site[order]]
     for batch in order[torch.argsort(position)].split(batch_size):
-        present = torch.bincount(site[batch], minlength=len(counts))
-        short = torch.nonzero((counts > 0) & (present < at_least)).flatten().tolist()
+        lacking = (at_least - torch.bincount(site[batch], minlength=len(counts))).clamp_min(0) * (counts > 0)
         extra = [
-            order[
-                first[s] + torch.randint(int(counts[s]), (at_least - int(present[s]),), generator=generator)
-            ]
-            for s in short
+            order[first[s] + torch.randint(int(counts[s]), (int(lacking[s]),), generator=generator)]
+            for s in lacking.nonzero().flatten().tolist()
         ]
         yield torch.cat([batch, *extra])
 
@@ -92,12 +87,10 @@ def train(
     epochs, learning_rate, weight_decay, patience
         As they say; the learning rate falls to 0 along half a cosine.
     progress
-        What to call it on the terminal; ``None``: nothing is said.
-    checkpoint
-        Where the state is kept, to resume from.
-    generator, beside
-        What the state also consists of: the generator that batches are drawn from, and other modules with
-        optimisers that ``step`` trains.
+        The name of the training on the terminal; ``None``: no progress is shown.
+    checkpoint, generator, beside
+        Where the state is kept, to resume from, and what else it consists of: the generator that batches are
+        drawn from, and other modules with optimisers that ``step`` trains.
     """
     optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
     state = _State([(modules, optimiser), *beside], generator, checkpoint)
@@ -172,7 +165,7 @@ class _State:
         self.epoch, self.batch, self.sums = epoch + 1, 0, {}
         if validate is None:
             return False
-        losses["validation"] = distributed.agree(validate())
+        losses["validation"] = distributed.share(validate())
         if losses["validation"] < self.best:
             self.best, self.history.best_epoch = losses["validation"], epoch
             self.best_state = copy.deepcopy(self.trained[0][0].state_dict())

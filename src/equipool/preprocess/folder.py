@@ -26,14 +26,14 @@ from equipool.preprocess.heads import SPACE, Brain, Steps, preprocess_head, read
 from equipool.preprocess.mosaic import mosaic
 from equipool.progress import Progress, duration, say
 
-CHAIN = 1  # raised when the same settings begin to give other volumes
+CHAIN = 1  # raise it when the same settings give other volumes
 PACKAGES = "equipool SimpleITK deepbet picsl-greedy nibabel nilearn numpy scipy torch".split()
-USUAL_SECONDS = 20.0  # a head on one core, before there is one of this folder to go by
+USUAL_SECONDS = 20.0  # a head on one core, before one of this folder has been timed
 
 
 @dataclass(frozen=True)
 class Head:
-    """One image to preprocess, and the files that are made of it."""
+    """One image to preprocess, and the files that result."""
 
     entities: dict[str, str]
     source: Path
@@ -42,12 +42,12 @@ class Head:
 
     @property
     def name(self) -> str:
-        """The parts of the name that say whose image it is, such as ``sub-1_ses-2_run-1``."""
+        """The BIDS name, such as ``sub-1_ses-2_run-1``."""
         return format_name(self.entities)
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Brain, mask, transform, picture, and the facts; these come last: a head with facts is complete."""
+        """Brain, mask, transform, picture, and the facts, which are written last."""
         place = {**self.entities, "space": SPACE, "res": f"{self.steps.resolution:g}", "desc": "brain"}
         brain, mask = (self.out / image_path({**place, "suffix": suffix}) for suffix in ("T1w", "mask"))
         stem = brain.name.removesuffix(".nii.gz")
@@ -60,7 +60,7 @@ class Head:
         }
 
     def read_facts(self) -> dict[str, Any] | None:
-        """Return the facts if this head was done with these steps from this very file."""
+        """Return the facts if this head was done with these steps from an identical file."""
         facts = read_json(self.files["facts"])
         try:
             key = {"settings_hash": _settings_hash(self.steps), "input_hash": _file_hash(self.source)}
@@ -72,7 +72,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a folder: facts by head, pictures by head, and the reason of each that failed."""
+    """The result for a folder: facts and pictures by head, and the reason of each failure."""
 
     facts: dict[str, dict[str, Any]]
     pictures: dict[str, Path]
@@ -96,31 +96,32 @@ def preprocess_folder(
     folder, out
         The BIDS folder to read and the one to write.
     steps
-        What to do with each head; default: everything, at 2 mm.
+        Default: all, at 2 mm.
     participants
         The table of :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp`,
-        where the folder is no BIDS folder. It is written beside the brains: as ``participants.tsv``, or
-        where participants have several visits, as ``people.tsv`` with a path for each.
+        where the folder is not in BIDS. It is written beside the brains: as ``participants.tsv``, or where
+        participants have several visits, as ``people.tsv`` with the paths.
     jobs
         Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
-        (:func:`equipool.parallel.cluster`), all of which see both folders under the same names.
+        (:func:`equipool.parallel.cluster`), all of which need the same paths of both folders.
     fresh
         Do heads again that were done with the same steps from the same files.
     **entities
-        Which images to take, as in :func:`equipool.data.bids.find_images`.
+        A selection of images, as in :func:`equipool.data.bids.find_images`.
     """
     steps = steps or Steps()
     require_extra(steps)
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1; got {jobs}.")
+    folder, out = Path(folder), Path(out)
     heads = find_heads(folder, out, steps, participants=participants, **entities)
     facts = {head.name: earlier for head in heads if not fresh and (earlier := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
     if facts:
         say(f"{len(facts)} of {len(heads)} heads are there already")
-    _describe(Path(folder), Path(out))
+    _describe(folder, out)
     if participants is not None:
-        _write_participants(participants, heads, Path(out))
+        _write_participants(participants, heads, out)
     failed: dict[str, str] = {}
     progress = Progress("Heads", len(todo))
     with _swept(heads):
@@ -132,35 +133,30 @@ def preprocess_folder(
                 facts[head.name] = result
             remaining = duration(progress.remaining(done))
             say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {remaining} left")
-    whole = [head for head in heads if head.name in facts]
+    complete = [head for head in heads if head.name in facts]
     return Outcome(
-        {head.name: facts[head.name] for head in whole},
-        {head.name: head.files["picture"] for head in whole},
-        {name: failed[name] for name in sorted(failed)},
+        {head.name: facts[head.name] for head in complete},
+        {head.name: head.files["picture"] for head in complete},
+        dict(sorted(failed.items())),
     )
 
 
 def find_heads(
-    folder: str | Path,
-    out: str | Path,
-    steps: Steps,
-    *,
-    participants: pd.DataFrame | None = None,
-    **entities: Any,
+    folder: Path, out: Path, steps: Steps, *, participants: pd.DataFrame | None = None, **entities: Any
 ) -> list[Head]:
     """Return the heads of a BIDS folder, or of a table with their paths, with the names of their results."""
-    folder, out = Path(folder), Path(out)
     if folder.resolve() == out.resolve():
         raise InputError(f"{out} is the folder that is read; write to another one.")
     if participants is None:
         paths = list(find_images(folder, **entities)["path"])
-        named = [_entities(path) for path in paths]
+        of_result = {"space", "res", "desc", "suffix"}
+        named = [{k: v for k, v in parse_name(path).items() if k not in of_result} for path in paths]
     else:
         paths, named = list(participants["path"]), _entities_of_table(participants)
     by_name: dict[str, Head] = {}
-    for path, parts in zip(paths, named, strict=True):
-        # Whole paths: a worker of a cluster may have been started in another folder.
-        head = Head(parts, path.absolute(), out.absolute(), steps)
+    for path, entities in zip(paths, named, strict=True):
+        # Absolute paths: a worker of a cluster may have been started in another folder.
+        head = Head(entities, path.absolute(), out.absolute(), steps)
         other = by_name.setdefault(head.name, head)
         if other is not head:
             raise InputError(
@@ -170,13 +166,8 @@ def find_heads(
     return list(by_name.values())
 
 
-def _entities(path: Path) -> dict[str, str]:
-    """Return the parts of a name that say whose image it is: the result has the others of its own."""
-    return {k: v for k, v in parse_name(path).items() if k not in ("space", "res", "desc", "suffix")}
-
-
 def _entities_of_table(participants: pd.DataFrame) -> list[dict[str, str]]:
-    """Name heads as BIDS has them; visits by what tells them apart, or else by their order."""
+    """Return BIDS entities of heads; visits are labelled by the first column that is unique, or numbered."""
     labels = participants["participant_id"].map(as_label)
     if labels.is_unique:
         return [{"sub": label} for label in labels]
@@ -191,13 +182,12 @@ def _entities_of_table(participants: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
-    """Preprocess one head and write it; return its facts, or the reason why there are none."""
+    """Preprocess one head and write it; return its facts, or the reason of its failure."""
     try:
         start = time.perf_counter()
         input_hash = _file_hash(head.source)
         brain = preprocess_head(*read_head(head.source), head.steps)
         _write(head, brain)
-        seconds = {**brain.seconds, "all": round(time.perf_counter() - start, 3)}
         facts = {
             "Sources": [head.source.name],
             "SpatialReference": SPACE,
@@ -207,19 +197,19 @@ def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
             "settings_hash": _settings_hash(head.steps),
             "input_hash": input_hash,
             "quality": {name: round(value, 5) for name, value in brain.quality.items()},
-            "seconds": seconds,
+            "seconds": {**brain.seconds, "all": round(time.perf_counter() - start, 3)},
             "versions": _versions(),
         }
         write_json(head.files["facts"], facts)
         return head, facts
     except EquipoolError as error:
         return head, str(error)
-    except Exception as error:  # a library's own failure on one image must not stop the others
+    except Exception as error:  # a library's failure on one image must not stop the others
         return head, f"{type(error).__name__}: {first_line(error)}"
 
 
 def seconds_per_head(facts: Iterable[dict[str, Any]]) -> float:
-    """Return the median time of heads done before, or what is usual."""
+    """Return the median time of heads done before, by default :data:`USUAL_SECONDS`."""
     seconds = [one["seconds"]["all"] for one in facts]
     return float(np.median(seconds)) if seconds else USUAL_SECONDS
 
@@ -236,7 +226,7 @@ def _write(head: Head, brain: Brain) -> None:
 
 
 def _describe(folder: Path, out: Path) -> None:
-    """Make the result a BIDS derivative of its own."""
+    """Write what makes the result a BIDS derivative."""
     source = read_json(folder / "dataset_description.json")
     name = source.get("Name") if isinstance(source, dict) else None
     write_description(out, f"{name or folder.resolve().name}: brains in {SPACE}", "preprocess")
@@ -246,19 +236,17 @@ def _describe(folder: Path, out: Path) -> None:
 
 
 def _write_participants(participants: pd.DataFrame, heads: list[Head], out: Path) -> None:
-    ids = [f"sub-{head.entities['sub']}" for head in heads]
     table = participants.drop(columns=["path", "participant_id"]).reset_index(drop=True)
-    table.insert(0, "participant_id", ids)
-    name = "participants.tsv"
-    if len(set(ids)) < len(ids):
-        name = "people.tsv"
+    table.insert(0, "participant_id", [f"sub-{head.entities['sub']}" for head in heads])
+    visits = table["participant_id"].duplicated().any()
+    if visits:
         table.insert(1, "path", [str(head.files["brain"].relative_to(head.out)) for head in heads])
-    write_table(out / name, table, missing="n/a")
+    write_table(out / ("people.tsv" if visits else "participants.tsv"), table, missing="n/a")
 
 
 @contextmanager
 def _swept(heads: list[Head]) -> Iterator[None]:
-    """Delete the temporary files of workers that were stopped in the middle of writing."""
+    """Delete the temporary files of workers that were stopped while writing."""
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """From a T1-weighted head to a brain on the standard grid: mask, bias field, affine, resampling, intensity.
 
-Each step is a function of arrays and affines that changes nothing it is given. :func:`preprocess_head` chains
-them. The libraries (deepbet, SimpleITK, picsl-greedy) are the extra ``preprocess`` and imported at use.
+Each step is a pure function of arrays and affines. The libraries deepbet, SimpleITK and picsl-greedy are the
+extra ``preprocess`` and imported at use.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import numpy.typing as npt
+from nibabel.affines import voxel_sizes
+from scipy import ndimage
 
 from equipool.data.nifti import mni_grid
 from equipool.exceptions import InputError, MissingExtraError, first_line
@@ -29,10 +32,12 @@ from equipool.exceptions import InputError, MissingExtraError, first_line
 Array = npt.NDArray[Any]
 
 SPACE = "MNI152NLin2009aSym"  # the template in nilearn's wheel
+STEPS = ("mask", "n4", "register", "resample", "normalize")
 SKIPPABLE = ("n4", "register", "normalize")
 FWHM = float(np.sqrt(8 * np.log(2)))  # full width at half maximum of a Gaussian of SD 1
-N4_ITERATIONS = [10, 10, 20]  # by level; more gain little, and a fourth level takes anatomy for bias
-MARGIN_MM = 24.0  # around the box, where registration looks for the head
+N4_ITERATIONS = [10, 10, 20]  # by level; more gain little, and a fourth level removes anatomy with the bias
+MARGIN_MM = 24.0  # around the box, in which registration searches for the head
+GAP_MM = 8.0  # half the width of the ventricles and sulci that are closed in an extracted brain
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,7 @@ class Steps:
         Steps to leave out: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
         ``"normalize"`` (intensities stay in the scanner's units).
     brain_extracted
-        The image shows the brain alone; its mask is found by :func:`extracted_mask`.
-
-    Examples
-    --------
-    >>> Steps(resolution=4, skip=("n4",)).resolution
-    4.0
+        Whether the image shows the brain alone; its mask is then that of :func:`extracted_mask`.
     """
 
     resolution: float = 2.0
@@ -71,19 +71,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Brain:
-    """One preprocessed brain on the MNI grid.
-
-    ``to_head`` takes mm of MNI to mm of the head, as resampling needs it. ``head`` is the head on the same
-    grid with its skull, for pictures. ``quality`` and ``seconds`` (by step) are numbers by name.
-    """
+    """One preprocessed brain on the MNI grid."""
 
     image: Array
     mask: Array
-    head: Array
-    grid: Array
-    to_head: Array
+    head: Array  # with its skull, for pictures
+    grid: Array  # from voxels to mm
+    to_head: Array  # from mm of MNI to mm of the head
     quality: dict[str, float]
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]  # by step
 
 
 def require_extra(steps: Steps) -> None:
@@ -99,53 +95,46 @@ def require_extra(steps: Steps) -> None:
 
 
 def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) -> Brain:
-    """Run the chain on one head.
-
-    Parameters
-    ----------
-    values, affine
-        The head and its voxel-to-mm matrix, as :func:`read_head` gives them.
-    steps
-        What to do; default: everything, at 2 mm.
-    """
+    """Preprocess a head, given as :func:`read_head` returns it; default: all steps, at 2 mm."""
     steps = steps or Steps()
     require_extra(steps)
-    clock = _Clock()
-    mask = extracted_mask(values, _sizes(affine)) if steps.brain_extracted else brain_mask(values, affine)
+    times = [time.perf_counter()]
+    mask = (
+        extracted_mask(values, voxel_sizes(affine)) if steps.brain_extracted else brain_mask(values, affine)
+    )
     if mask.sum() < 100:
         raise InputError("No brain was found in the image; is it a T1-weighted head?")
-    clock.lap("mask")
+    times.append(time.perf_counter())
     if "n4" not in steps.skip:
-        values = remove_bias(values, mask, _sizes(affine))
-    clock.lap("n4")
+        values = remove_bias(values, mask, voxel_sizes(affine))
+    times.append(time.perf_counter())
     to_head = np.eye(4) if "register" in steps.skip else register(np.where(mask, values, 0), affine)
-    clock.lap("register")
+    times.append(time.perf_counter())
     shape, grid = mni_grid(steps.resolution)
     brain, inside = resample_brain(values, mask, affine, shape, grid, to_head)
     head = resample(values, affine, shape, grid, to_head, order=1)
-    clock.lap("resample")
+    times.append(time.perf_counter())
     if "normalize" not in steps.skip:
         peak = white_matter_peak(brain, inside, template(steps.resolution).white_matter)
         brain, head = brain / peak, head / peak
-    clock.lap("normalize")
+    times.append(time.perf_counter())
     quality = _quality(brain, inside, to_head, steps.resolution)
     quality["volume_ml"] = float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000)
-    return Brain(brain.astype(np.float32), inside, head, grid, to_head, quality, clock.seconds)
+    seconds = dict(zip(STEPS, np.diff(times).round(3).tolist(), strict=True))
+    return Brain(brain.astype(np.float32), inside, head, grid, to_head, quality, seconds)
 
 
 def read_head(path: Path) -> tuple[Array, Array]:
     """Read a 3-D image as float32 in the order closest to RAS; return it with its affine.
 
-    NaN and infinity become 0. What cannot be a head is an :class:`InputError` that names the file.
+    NaN and infinity become 0. An image that cannot be a head is an :class:`InputError` that names the file.
     """
-    import nibabel
-
     try:
         image: Any = nibabel.as_closest_canonical(nibabel.load(path))
         values = np.asarray(image.dataobj, dtype=np.float32)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except Exception as error:  # whatever nibabel and zlib meet in a damaged file
+    except Exception as error:  # nibabel and zlib raise many kinds for a damaged file
         raise InputError(
             f"{path.name} cannot be read as an image ({first_line(error)}); is it complete?"
         ) from error
@@ -164,38 +153,34 @@ def read_head(path: Path) -> tuple[Array, Array]:
 
 
 def brain_mask(values: Array, affine: Array) -> Array:
-    """Return where the brain is, by deepbet on the CPU (its weights come with its package)."""
-    import nibabel
+    """Return the brain mask of deepbet, on the CPU (its weights come with its package)."""
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         _, mask, _ = _deepbet().run(nibabel.Nifti1Image(values, affine))
-    except (AssertionError, ValueError) as error:  # its word for an image without foreground
+    except (AssertionError, ValueError) as error:  # raised for an image without foreground
         raise InputError(f"deepbet found no brain ({error}); is it a T1-weighted head?") from error
     finally:
         torch.set_num_threads(threads)
     return np.asarray(mask.dataobj) > 0
 
 
-def extracted_mask(values: Array, sizes: Array, *, gap_mm: float = 8.0) -> Array:
-    """Return the brain in an image without skull, with its ventricles and sulci.
+def extracted_mask(values: Array, sizes: Array) -> Array:
+    """Return the mask of an image without skull, with its ventricles and sulci.
 
-    That is where the image is above 5 % of its bright end (zero itself would not do: resampling leaves a
-    faint rim), with gaps narrower than twice ``gap_mm`` closed and holes filled, because fluid may be as
-    dark as the background.
+    Voxels above 5 % of the 98th percentile (resampling leaves a faint rim above 0), with gaps narrower than
+    twice ``GAP_MM`` closed and holes filled, because fluid may be as dark as the background.
     """
-    from scipy import ndimage
-
     if not (values > 0).any():
         return np.zeros(values.shape, dtype=bool)
     bright = values > 0.05 * np.percentile(values[values > 0], 98)
     box = _box(bright, margin=0)
-    room = [int(np.ceil(gap_mm / size)) + 1 for size in sizes]
+    room = [int(np.ceil(GAP_MM / size)) + 1 for size in sizes]
     part = np.pad(bright[box], [(n, n) for n in room])
-    grown = ndimage.distance_transform_edt(~part, sampling=sizes) <= gap_mm
-    closed = ndimage.distance_transform_edt(grown, sampling=sizes) > gap_mm
+    grown = ndimage.distance_transform_edt(~part, sampling=sizes) <= GAP_MM
+    closed = ndimage.distance_transform_edt(grown, sampling=sizes) > GAP_MM
     filled = ndimage.binary_fill_holes(closed | part)
     mask = np.zeros_like(bright)
     mask[box] = filled[tuple(slice(n, -n) for n in room)]
@@ -213,10 +198,10 @@ def _deepbet() -> Any:
 
 
 def remove_bias(values: Array, mask: Array, sizes: Array, *, working_mm: float = 4.0) -> Array:
-    """Divide by the smooth field that N4 finds inside the mask.
+    """Divide by the smooth bias field that N4 estimates inside the mask.
 
-    The field is fitted on block means of about ``working_mm`` in the box around the mask and evaluated on
-    every voxel. Its geometric mean over the mask is 1, so that intensities keep their scale.
+    The field is fitted to block means of about ``working_mm`` and evaluated at every voxel. Its geometric
+    mean over the mask is 1, so that intensities keep their scale.
     """
     import SimpleITK as sitk  # noqa: N813
 
@@ -237,11 +222,11 @@ def remove_bias(values: Array, mask: Array, sizes: Array, *, working_mm: float =
 
 
 def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
-    """Return the affine from mm of MNI to mm of the head that lays the brain on the template.
+    """Return the affine from mm of MNI to mm of the head that registers the brain to the template.
 
-    The centres of mass are put on each other, then greedy raises the local correlation of images of
-    ``working_mm`` over twelve parameters, from coarse to fine. Local correlation because it does not mind
-    a contrast or a bias field that differs from the template's.
+    From aligned centres of mass, greedy maximises the local correlation of images of ``working_mm`` over
+    twelve parameters, coarse to fine. Local correlation tolerates another contrast or bias field than the
+    template's.
     """
     from picsl_greedy import Greedy3D
 
@@ -276,28 +261,14 @@ def resample(
     *,
     order: int = 3,
 ) -> Array:
-    """Take values at the points of another grid, without aliasing.
+    """Resample an image to another grid by splines of an order, 3 or 1; outside the image the result is 0.
 
-    Parameters
-    ----------
-    values, affine
-        The image and its voxel-to-mm matrix.
-    shape, grid
-        Shape and voxel-to-mm matrix of the result.
-    mapping
-        From mm of the grid to mm of the image; default: the same space.
-    order
-        Of the spline, 3 or 1. Outside the image everything is 0.
-
-    Notes
-    -----
-    Before going to larger voxels the image is smoothed by the Gaussian that turns the width (FWHM) of an old
-    voxel into that of a new one.
+    ``affine`` and ``grid`` are the voxel-to-mm matrices of image and result, ``mapping`` goes from mm of the
+    grid to mm of the image (default: the same space). Against aliasing, the image is first smoothed by the
+    Gaussian that widens the FWHM of one of its voxels to that of a voxel of the result.
     """
-    from scipy import ndimage
-
     voxels = np.linalg.inv(affine) @ (np.eye(4) if mapping is None else mapping) @ grid
-    voxels = voxels.round(9)  # or rounding puts the first voxel of an equal grid outside of the image
+    voxels = voxels.round(9)  # otherwise rounding puts the first voxel of an equal grid outside the image
     widths = np.linalg.norm(voxels[:3, :3], axis=1)  # of a new voxel along the old axes, in old voxels
     sigma = np.sqrt(np.clip(widths**2 - 1, 0, None)) / FWHM
     values = ndimage.gaussian_filter(np.asarray(values, dtype=np.float32), sigma)
@@ -314,8 +285,7 @@ def resample_brain(
 ) -> tuple[Array, Array]:
     """Resample a brain and its mask; outside the mask the brain is 0.
 
-    Values are averaged over the brain alone: neither the skull brightens nor the empty background darkens the
-    voxels at its edge.
+    Values are averaged inside the mask alone, so that neither skull nor background affects the brain's edge.
     """
     share = resample(mask, affine, shape, grid, mapping)
     total = resample(np.where(mask, values, 0), affine, shape, grid, mapping)
@@ -324,11 +294,9 @@ def resample_brain(
 
 
 def white_matter_peak(values: Array, mask: Array, white_matter: Array) -> float:
-    """Return the commonest intensity where the template has white matter.
+    """Return the mode of the intensities where the template has white matter.
 
-    White matter is the most even tissue of a T1-weighted brain, and its peak does not move when grey matter
-    shrinks and ventricles grow. A mean or median of the whole brain does, and would write age and disease
-    into the intensity of every voxel.
+    Unlike the mean or median of the whole brain, it does not depend on atrophy, and so not on age or disease.
     """
     from scipy.stats import gaussian_kde
 
@@ -343,7 +311,7 @@ def white_matter_peak(values: Array, mask: Array, white_matter: Array) -> float:
 
 @dataclass(frozen=True)
 class Template:
-    """The MNI152 brain on a grid: its T1 image, brain mask and share of white matter."""
+    """The MNI152 brain on a grid: its T1 image, brain mask and proportion of white matter."""
 
     t1: Array
     mask: Array
@@ -363,7 +331,7 @@ def template(resolution: float) -> Template:
 
 
 def _quality(brain: Array, mask: Array, to_head: Array, resolution: float) -> dict[str, float]:
-    """Return measures of a bad mask or registration: agreement with the template, the affine's stretch."""
+    """Return the agreement with the template and the scaling of the affine, to find failed heads."""
     mni = template(resolution)
     stretches = np.linalg.svd(to_head[:3, :3], compute_uv=False)
     return {
@@ -374,20 +342,14 @@ def _quality(brain: Array, mask: Array, to_head: Array, resolution: float) -> di
     }
 
 
-def _sizes(affine: Array) -> Array:
-    return np.asarray(np.linalg.norm(affine[:3, :3], axis=0))
-
-
 def _box(mask: Array, margin: int) -> tuple[slice, ...]:
-    """Return the part of an image that holds the mask."""
-    places = np.argwhere(mask)
-    ends = zip(places.min(axis=0), places.max(axis=0), mask.shape, strict=True)
-    return tuple(slice(max(0, int(a) - margin), min(n, int(b) + 1 + margin)) for a, b, n in ends)
+    """Return the box around the mask."""
+    (box,) = ndimage.find_objects(mask.astype(np.uint8))
+    sides = zip(box, mask.shape, strict=True)
+    return tuple(slice(max(0, side.start - margin), min(n, side.stop + margin)) for side, n in sides)
 
 
 def _centre(values: Array, affine: Array) -> Array:
-    from scipy import ndimage
-
     return np.asarray((affine @ [*ndimage.center_of_mass(values.clip(min=0)), 1.0])[:3])
 
 
@@ -397,15 +359,15 @@ def _to_itk(values: Array, affine: Array) -> Any:
 
     lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
     image = sitk.GetImageFromArray(np.ascontiguousarray(values.T, dtype=np.float32))
-    image.SetSpacing(_sizes(lps).tolist())
-    image.SetDirection((lps[:3, :3] / _sizes(lps)).ravel().tolist())
+    image.SetSpacing(voxel_sizes(lps).tolist())
+    image.SetDirection((lps[:3, :3] / voxel_sizes(lps)).ravel().tolist())
     image.SetOrigin(lps[:3, 3].tolist())
     return image
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Send standard output nowhere: greedy's optimiser prints from C, behind Python's back."""
+    """Discard standard output: greedy's optimiser prints from C, past ``sys.stdout``."""
     libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     sys.stdout.flush()
     stdout = os.dup(1)
@@ -418,16 +380,3 @@ def _silent() -> Iterator[None]:
         os.dup2(stdout, 1)
         os.close(stdout)
         os.close(nowhere)
-
-
-class _Clock:
-    """Seconds by step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, step: str) -> None:
-        now = time.perf_counter()
-        self.seconds[step] = round(now - self._last, 3)
-        self._last = now

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+from torch.nn.functional import avg_pool3d, grid_sample, interpolate
 
 from equipool.data.nifti import CORNER, mni_grid
 from equipool.exceptions import InputError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 FloatArray = NDArray[np.float64]
 
-# Where Alzheimer's disease takes grey matter: centre and width in mm, strength. Right side; mirrored.
+# Where Alzheimer's disease reduces grey matter: centre and width in mm, strength. Right side; mirrored.
 AD_REGIONS = (
     ((27.0, -20.0, -15.0), 9.0, 1.0),  # hippocampus
     ((24.0, -4.0, -28.0), 8.0, 0.9),  # amygdala, entorhinal cortex
@@ -25,40 +25,27 @@ AD_REGIONS = (
     ((46.0, -60.0, 34.0), 10.0, 0.4),  # parietal
     ((4.0, -52.0, 28.0), 8.0, 0.4),  # posterior cingulate
 )
-DEFORMATIONS = (
-    ((6, 7, 6), 2.2),
-    ((11, 13, 11), 0.9),
-)  # knots of the random deformations and their size in mm
+# Knots of the random deformations and their size in mm.
+DEFORMATIONS = (((6, 7, 6), 2.2), ((11, 13, 11), 0.9))
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What makes one brain: a seed for its shape, the age its brain looks like, and how ill it is.
+    """What determines one brain."""
 
-    ``atrophy`` is 0 for a healthy participant and about 1 for one with Alzheimer's disease.
-    """
-
-    seed: tuple[int, ...]
-    age: float
-    atrophy: float = 0.0
-    size: float = 0.0
+    seed: tuple[int, ...]  # of its shape
+    age: float  # brain age
+    atrophy: float = 0.0  # 0 for a healthy participant, about 1 for one with Alzheimer's disease
+    size: float = 0.0  # share by which the head is larger than the template's
 
 
 class Anatomy:
-    """The template and what moves it, on one grid.
+    """The template and its displacement fields, on a grid with voxels of ``resolution`` mm.
 
-    Above 3 mm, brains are made at half the voxel size and averaged, so that voxels at borders hold both
-    tissues, as in a scanner.
-
-    Parameters
-    ----------
-    resolution
-        Voxel size in mm.
+    From 3 mm on, brains are made at half the voxel size and averaged, for partial volumes at tissue borders.
     """
 
     def __init__(self, resolution: float = 4.0) -> None:
-        import torch
-
         if not 1 <= resolution <= 8:
             raise InputError(f"resolution must lie between 1 and 8 mm. Got {resolution}.")
         self.shape, self.affine = mni_grid(resolution)
@@ -75,9 +62,7 @@ class Anatomy:
         self._prepare_effects(template)
 
     def _prepare_effects(self, template: Tensor) -> None:
-        """Make the maps of where ventricles push, sulci widen and the disease takes grey matter."""
-        import torch
-
+        """Make the maps of ventricular growth, of widening sulci and of the disease's atrophy."""
         x, y, z = self.points
         csf = template[2] * (template.sum(dim=0) > 0.9)
         deep = torch.exp(-((x / 24) ** 2 + ((y + 8) / 40) ** 2 + ((z - 12) / 18) ** 2))
@@ -94,8 +79,6 @@ class Anatomy:
 
     def brain(self, traits: Traits) -> Tensor:
         """Return the shares of grey matter, white matter and fluid, (3, x, y, z)."""
-        import torch
-
         years = (traits.age - 50.0) / 45.0
         moved = self.points + self._displacement(traits)
         moved = moved + (0.3 + 3.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
@@ -105,10 +88,7 @@ class Anatomy:
         return self._pool(torch.stack([grey - lost, white, fluid + lost]))
 
     def _displacement(self, traits: Traits) -> Tensor:
-        """Return a smooth random displacement in mm, with the head's size."""
-        import torch
-        from torch.nn.functional import interpolate
-
+        """Return a smooth random displacement in mm, with the scaling to the head's size."""
         rng = np.random.default_rng(traits.seed)
         moved = torch.zeros_like(self.points)
         for knots, size in DEFORMATIONS:
@@ -118,9 +98,6 @@ class Anatomy:
 
     def _sample(self, points: Tensor) -> Tensor:
         """Return the tissues at points (3, …) in mm."""
-        import torch
-        from torch.nn.functional import grid_sample
-
         corner = torch.tensor(self.source_corner, dtype=torch.float32).view(3, 1, 1, 1)
         size = torch.tensor(self.tissues.shape[1:], dtype=torch.float32).view(3, 1, 1, 1)
         unit = 2 * (points - corner) / self.source_step / (size - 1) - 1
@@ -128,21 +105,14 @@ class Anatomy:
         return grid_sample(self.tissues[None], grid, mode="bilinear", align_corners=True)[0]
 
     def _pool(self, maps: Tensor) -> Tensor:
-        from torch.nn.functional import avg_pool3d
-
         return maps if self.finer == 1 else avg_pool3d(maps[None], self.finer)[0]
 
     def _smooth(self, volume: Tensor, width: float) -> Tensor:
         """Return a volume smoothed by a Gaussian of a width (standard deviation) in mm."""
-        import torch
-        from scipy.ndimage import gaussian_filter
-
         return torch.from_numpy(gaussian_filter(volume.numpy(), width / self.step))
 
     def _gradient(self, volume: Tensor) -> Tensor:
-        """Return the gradient's direction field, at most about 1 long."""
-        import torch
-
+        """Return the gradient, scaled to a greatest length of 1."""
         field = torch.stack(torch.gradient(volume))
         return field / field.norm(dim=0).max().clamp_min(1e-12)
 

@@ -1,7 +1,7 @@
 """Simulated scans of several scanners with known truth: a BIDS folder to try methods on.
 
-The brains are those of :mod:`equipool.simulate.anatomy`; a scanner adds its contrast, bias field, gamma,
-blur, noise and gain, each a little different from scan to scan.
+A scanner changes the brains of :mod:`equipool.simulate.anatomy` by its contrast, blur, gamma, bias field,
+noise and gain, each with small random deviations from scan to scan.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from equipool.data.bids import image_path, write_description
 from equipool.data.nifti import write_volume
 from equipool.data.tables import write_table
 from equipool.exceptions import InputError
-from equipool.simulate.anatomy import Anatomy, Traits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from equipool.simulate.anatomy import Anatomy, Traits
+
 FloatArray = NDArray[np.float64]
-BRAINS_VERSION = 1  # raise it when a simulated brain changes: cohorts in caches are then made anew
 Volume = NDArray[np.float32]
 
+BRAINS_VERSION = 1  # raise it when a simulated brain changes: cached cohorts are then simulated again
 CLEAN_CONTRAST = (62.0, 100.0, 18.0)  # grey matter, white matter, fluid
 WAVES = [(i, j, k) for i in range(3) for j in range(3) for k in range(3) if 0 < i + j + k <= 3]
-AFFECTED, UNAFFECTED = 0.10, 0.01  # of the strongest effect: what counts as truly changed, and as not
+AFFECTED, UNAFFECTED = 0.10, 0.01  # bounds of the effect of the disease, relative to the strongest
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """What a scanner does to a brain, before the deviations of single scans."""
+    """The effects of a scanner, before the deviations of single scans."""
 
     name: str
     contrast: tuple[float, float, float] = CLEAN_CONTRAST  # of grey matter, white matter, fluid
@@ -49,7 +50,7 @@ class Scanner:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who is scanned where: patients and controls of each scanner, ages, and how far ages overlap."""
+    """Numbers of patients and controls of each scanner, ages, and the overlap of the scanners' ages."""
 
     scanners: tuple[Scanner, ...]
     patients: tuple[int, ...]
@@ -85,40 +86,42 @@ COHORTS = {
 
 @dataclass(frozen=True, eq=False)
 class SimulatedBrains:
-    """A simulated cohort: its table, and scans, clean volumes and true effects made when asked for."""
+    """A simulated cohort: its table, and scans, clean volumes and true effects, computed on demand."""
 
     cohort: Cohort
     people: pd.DataFrame  # participant_id, site, age, sex, dx
     anatomy: Anatomy  # grid, mask and template
     seed: int
-    hidden: pd.DataFrame = field(repr=False)  # what no table has, such as the atrophy
+    hidden: pd.DataFrame = field(repr=False)  # site index, brain-age gap, atrophy, head size
 
     def __len__(self) -> int:
         return len(self.people)
 
     def traits(self, participant: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
-        """Return what makes a participant's brain, at another age or stage of the disease if asked."""
+        """Return what determines a participant's brain, at another age or atrophy if given."""
+        from equipool.simulate.anatomy import Traits
+
         row = self.hidden.iloc[participant]
         age = self.people["age"].iloc[participant] if age is None else age
         atrophy = row["atrophy"] if atrophy is None else atrophy
         return Traits((self.seed, 1, participant), age + row["brain_age_gap"], atrophy, row["size"])
 
     def clean(self, participant: int, **changes: float) -> Volume:
-        """Return a participant's volume without a scanner: even contrast, no blur, no noise."""
+        """Return a participant's volume without scanner effects."""
         return _contrasted(self.anatomy.brain(self.traits(participant, **changes)), CLEAN_CONTRAST)
 
     def scan(self, participant: int) -> Volume:
-        """Return a participant's volume as the scanner of their site gives it."""
+        """Return a participant's volume as measured by the scanner of their site."""
         return self.both(participant)[0]
 
     def both(self, participant: int) -> tuple[Volume, Volume]:
-        """Return a participant's scan and clean volume, with the brain made once."""
+        """Return a participant's scan and clean volume."""
         tissues = self.anatomy.brain(self.traits(participant))
         scanner = self.cohort.scanners[int(self.hidden["site"].iloc[participant])]
         return self.image(tissues, scanner, participant), _contrasted(tissues, CLEAN_CONTRAST)
 
     def image(self, tissues: Tensor, scanner: Scanner, participant: int | None = None) -> Volume:
-        """Return what a scanner makes of a brain; without a participant, its typical scan free of noise."""
+        """Return a scanner's scan of a brain; without a participant, free of noise and deviations."""
         from scipy.ndimage import gaussian_filter
 
         rng = np.random.default_rng(0 if participant is None else (self.seed, 2, participant))
@@ -140,14 +143,15 @@ class SimulatedBrains:
         return np.exp(self._field(self._bias_weights(scanner))).astype(np.float32)
 
     def site_effect(self, scanner: Scanner) -> Volume:
-        """Return what a scanner's typical scan adds to the clean template, in the scan's units."""
+        """Return the difference of a scanner's noise-free scan of the template from the clean template."""
+        from equipool.simulate.anatomy import Traits
+
         template = self.anatomy.brain(Traits((self.seed, 1, 0), self.cohort.mean_age))
-        volume = self.image(template, scanner)
-        return volume - _contrasted(template, CLEAN_CONTRAST)
+        return self.image(template, scanner) - _contrasted(template, CLEAN_CONTRAST)
 
     @cached_property
     def disease_effect(self) -> Volume:
-        """The mean change that the disease makes in a clean volume, over twelve participants."""
+        """The mean effect of the disease on a clean volume, over twelve participants."""
         return self._mean_change(lambda k: self.clean(k, atrophy=1.0) - self.clean(k, atrophy=0.0))
 
     @cached_property
@@ -156,7 +160,7 @@ class SimulatedBrains:
         return self._mean_change(lambda k: self.clean(k, age=75.0) - self.clean(k, age=65.0))
 
     def affected(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the voxels that the disease truly changes, and those that it does not, (x, y, z) each.
+        """Return the voxels that the disease changes, and those that it does not, (x, y, z) each.
 
         Voxels with a change between 1 % and 10 % of the strongest are neither.
         """
@@ -165,35 +169,30 @@ class SimulatedBrains:
 
     def _mean_change(self, change: Callable[[int], Volume]) -> Volume:
         some = np.linspace(0, len(self) - 1, min(12, len(self))).astype(int)
-        total: Volume = np.mean([change(int(k)) for k in some], axis=0, dtype=np.float32)
-        return total
+        return np.mean([change(int(k)) for k in some], axis=0, dtype=np.float32)
 
     def _bias_weights(self, scanner: Scanner) -> FloatArray:
         names = [one.name for one in self.cohort.scanners]
         rng = np.random.default_rng((self.seed, 3, names.index(scanner.name)))
-        draws: FloatArray = rng.normal(size=len(WAVES))
-        return scanner.bias * draws / np.sqrt(len(WAVES)) * 1.5
+        return scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES)) * 1.5
 
     def _field(self, weights: FloatArray) -> FloatArray:
         """Return a sum of slow cosines over the box."""
         axes = [np.cos(np.pi * np.outer(range(3), (np.arange(n) + 0.5) / n)) for n in self.anatomy.shape]
-        total: FloatArray = sum(
+        return sum(
             w * np.einsum("x,y,z->xyz", axes[0][i], axes[1][j], axes[2][k])
             for w, (i, j, k) in zip(weights, WAVES, strict=True)
         )
-        return total
-
-    # -- writing -------------------------------------------------------------------------------------------
 
     def write(self, out: Path, *, jobs: int = 1) -> Iterator[int]:
-        """Write the BIDS folder with its truth, scan by scan; yields how many are done.
+        """Write the BIDS folder with its truth, scan by scan; yield the number of scans written.
 
-        ``participants.tsv`` comes last: a folder that has it is whole.
+        ``participants.tsv`` is written last: a folder that has it is complete.
         """
         from joblib import Parallel, delayed
 
         self._write_truth(out / "derivatives" / "truth")
-        # Threads: torch and numpy leave the interpreter to others, and the template is not copied.
+        # Threads: torch and numpy release the interpreter's lock, and the template is not copied.
         parallel = Parallel(n_jobs=jobs, prefer="threads", return_as="generator_unordered")
         tasks = (delayed(self._write_participant)(out, k) for k in range(len(self)))
         yield from (done for done, _ in enumerate(parallel(tasks), start=1))
@@ -209,14 +208,12 @@ class SimulatedBrains:
             write_volume(folder / path, volume, self.anatomy.affine, mni=True)
 
     def _write_truth(self, folder: Path) -> None:
-        affected, unaffected = self.affected()
         maps: dict[str, Any] = {
             "mask": self.anatomy.mask,
             "disease_effect": self.disease_effect,
             "age_effect_10_years": self.age_effect,
-            "affected": affected,
-            "unaffected": unaffected,
         }
+        maps["affected"], maps["unaffected"] = self.affected()
         for scanner in self.cohort.scanners:
             maps[f"site-{scanner.name}_field"] = self.site_field(scanner)
             maps[f"site-{scanner.name}_effect"] = self.site_effect(scanner)
@@ -237,14 +234,16 @@ def simulate_brains(
     Parameters
     ----------
     like
-        ``"adni"`` or ``"adcp"`` for the paper's scanners and sample counts, or your own :class:`Cohort`.
+        ``"adni"`` or ``"adcp"`` for the paper's scanners and sample counts, or a :class:`Cohort`.
     overlap
-        Of the scanners' ages: from 0, where they do not overlap at all, to 1; default: the cohort's.
+        Of the scanners' ages, from 0 (none) to 1; default: the cohort's.
     resolution
         Voxel size in mm.
     random_state
         The same number gives the same participants and scans.
     """
+    from equipool.simulate.anatomy import Anatomy
+
     if isinstance(like, str) and like not in COHORTS:
         raise InputError(f"There is no cohort {like!r}; there are {', '.join(COHORTS)}.")
     cohort = COHORTS[like] if isinstance(like, str) else like
@@ -258,10 +257,7 @@ def simulate_brains(
 def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) -> Cohort:
     """Return a cohort of several sites with invented scanners.
 
-    Parameters
-    ----------
-    people, patients
-        How many participants each site has, and how many of them are ill; default: two fifths.
+    Each site has ``people`` participants, of whom ``patients`` are ill (default: two fifths).
 
     Examples
     --------
@@ -285,7 +281,7 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
 
 
 def _invented_scanner(number: int) -> Scanner:
-    """Return a scanner within the range of the three makers; the same number gives the same one."""
+    """Return a scanner within the range of the three manufacturers; the same number gives the same one."""
     grey, fluid, gamma, blur, noise, gain, bias = np.random.default_rng((4, number)).random(7)
     return Scanner(
         f"site{number + 1}",
@@ -299,7 +295,7 @@ def _invented_scanner(number: int) -> Scanner:
 
 
 def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Draw the participants, and what no table has: the brain-age gap, the atrophy, the head's size."""
+    """Draw the participants' table, and the variables that are not in it (``SimulatedBrains.hidden``)."""
     rng = np.random.default_rng((seed, 0))
     counts = list(zip(cohort.patients, cohort.controls, strict=True))
     site = np.repeat(np.arange(len(counts)), [sum(pair) for pair in counts])
@@ -307,8 +303,7 @@ def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFram
     age = _ages(cohort, site, overlap, rng)
     order = rng.permutation(len(site))
     site, ill, age = site[order], ill[order], age[order]
-    n = len(site)
-    names = np.array([scanner.name for scanner in cohort.scanners], dtype=object)
+    n, names = len(site), np.array([scanner.name for scanner in cohort.scanners], dtype=object)
     people = pd.DataFrame(
         {
             "participant_id": [f"sub-{k + 1:04d}" for k in range(n)],
@@ -318,7 +313,7 @@ def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFram
             "dx": np.where(ill, "AD", "CN"),
         }
     )
-    # Some of the healthy are on the way, and the ill are ill to different degrees.
+    # Some controls have incipient atrophy, and patients differ in theirs.
     atrophy = np.where(ill, rng.gamma(3.0, 1 / 3.0, n), rng.exponential(0.15, n))
     size = rng.normal(0, 0.02, n) + np.where(people["sex"] == "M", 0.015, -0.015)
     hidden = pd.DataFrame(
@@ -333,14 +328,10 @@ def _ages(cohort: Cohort, site: NDArray[np.intp], overlap: float, rng: np.random
 
     low, high = ((end - cohort.mean_age) / cohort.age_sd for end in cohort.ages)
     count = len(cohort.scanners)
-    start = (1 - overlap) * site / count
-    width = (1 - overlap) / count + overlap
-    ages: FloatArray = truncnorm.ppf(
-        start + width * rng.random(len(site)), low, high, loc=cohort.mean_age, scale=cohort.age_sd
-    )
-    return ages
+    start, width = (1 - overlap) * site / count, (1 - overlap) / count + overlap
+    quantiles = start + width * rng.random(len(site))
+    return truncnorm.ppf(quantiles, low, high, loc=cohort.mean_age, scale=cohort.age_sd)
 
 
 def _contrasted(tissues: Tensor, contrast: tuple[float, ...]) -> Volume:
-    volume: Volume = np.tensordot(np.asarray(contrast, dtype=np.float32), tissues.numpy(), axes=1)
-    return volume
+    return np.tensordot(np.asarray(contrast, dtype=np.float32), tissues.numpy(), axes=1)

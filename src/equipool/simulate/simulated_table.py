@@ -25,17 +25,9 @@ REGIONS = (
 class SimulatedTable:
     """A simulated pool and its truth.
 
-    Attributes
-    ----------
-    pool
-        What a user would be given: features with the sites' shift and scale in them.
-    clean
-        The same participants' features without any site effect.
-    shift, scale
-        The sites' effects (sites, features): feature = mean + shift + scale · (clean − mean), without mixing
-        and bending.
-    affected
-        (features,): which of them the disease changes.
+    ``clean`` (participants, features) are the pool's features without site effects. ``shift`` and ``scale``
+    are (sites, features): without mixing and bending, feature = mean + shift + scale · (clean − mean).
+    ``affected`` (features,) says which of them the disease changes.
     """
 
     pool: PooledDataset
@@ -60,7 +52,7 @@ def simulate_table(
     joint: float = 0.0,
     random_state: int = 0,
 ) -> SimulatedTable:
-    """Simulate regional volumes from several scanners with a dial for the overlap of ages.
+    """Simulate regional volumes from several scanners whose ages overlap to a given degree.
 
     Parameters
     ----------
@@ -69,18 +61,16 @@ def simulate_table(
     people, features
         Participants at each site; regions measured.
     overlap
-        From 0, where the sites' ages do not overlap at all, to 1, where all cover the whole range.
-    ages
-        The whole range.
+        From 0, where the sites' ages do not overlap, to 1, where all cover the whole range ``ages``.
     patients, disease, noise
         Share of participants with the disease; the share of an affected region that it takes; standard
         deviation of the noise.
     mixing, bending
-        How much sites change the covariance of the deviations from the mean, by a linear map of them, and
-        their distribution, by a monotone warp (as a gamma would): 0 for none, 0.3 for a lot.
+        Strength of the sites' effects on the covariance of the deviations from the mean, by a linear map,
+        and on their distribution, by a monotone warp: 0 for none, 0.3 for strong effects.
     joint
-        How much of a site's effect on a feature depends, nonlinearly, on latent factors that all features of
-        a participant share, such as head size: 0 for none, 0.3 for a lot.
+        Strength of a site's nonlinear effects by latent factors that all features of a participant share,
+        such as head size: 0 for none, 0.3 for strong effects.
     random_state
         The same number gives the same table.
 
@@ -101,12 +91,13 @@ def simulate_table(
     age = _ages(rng, site, len(sites), overlap, ages)
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
-    deviation, affected, factors = _anatomy(rng, age, ages, sick, features, disease, noise)
+    years = (age - ages[0]) / (ages[1] - ages[0])
+    deviation, affected, factors = _anatomy(rng, years, np.where(sick, disease, 0.0), features, noise)
     clean = mean * (1 + deviation)
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
-    deviations = _mixed_and_warped(rng, clean - mean, site, len(sites), mixing, bending)
-    coupled = _coupled(random_state, factors, site, len(sites), features)
+    deviations = _mixed_and_warped(rng, clean - mean, site, mixing, bending)
+    coupled = _coupled(np.random.default_rng((random_state, 2)), factors, site, shift.shape)
     deviations += joint * coupled * (clean - mean).std(axis=0)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
@@ -118,16 +109,14 @@ def simulate_table(
         y=np.where(sick, "AD", "CN"),
         ids=[f"sub-{k + 1:04d}" for k in range(len(site))],
     )
-    # The pool numbers sites by name; give the truth in that order.
-    order = np.argsort(np.array(sites))
-    named = replace(pool, target_name="dx")
-    return SimulatedTable(named, clean, shift[order], scale[order], affected)
+    order = np.argsort(np.array(sites))  # a pool's sites are in the order of their names
+    return SimulatedTable(replace(pool, target_name="dx"), clean, shift[order], scale[order], affected)
 
 
 def _ages(
     rng: np.random.Generator, site: NDArray[np.intp], n_sites: int, overlap: float, ages: tuple[float, float]
 ) -> FloatArray:
-    """Draw ages in each site's window: side by side at overlap 0, all the whole range at overlap 1."""
+    """Draw ages in each site's window: adjacent at overlap 0, the whole range at overlap 1."""
     low, high = ages
     edges = np.linspace(low, high, n_sites + 1)
     start = edges[:-1] - overlap * (edges[:-1] - low)
@@ -136,53 +125,38 @@ def _ages(
 
 
 def _anatomy(
-    rng: np.random.Generator,
-    age: FloatArray,
-    ages: tuple[float, float],
-    sick: NDArray[np.bool_],
-    features: int,
-    effect: float,
-    noise: float,
+    rng: np.random.Generator, years: FloatArray, effect: FloatArray, features: int, noise: float
 ) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
     """Return deviations relative to the mean volume, the affected features, and the latent factors."""
-    years = (age - ages[0]) / (ages[1] - ages[0])
     loss = rng.uniform(0.05, 0.3, features) * np.sign(rng.random(features) - 0.15)
     ageing = -np.outer(years + 0.8 * years**2, loss) / 1.8
     affected = rng.random(features) < 0.4
-    disease = -effect * np.outer(sick, affected)
-    factors = rng.standard_normal((len(age), 3))
+    factors = rng.standard_normal((len(years), 3))
     shared = 0.06 * factors @ rng.standard_normal((3, features)) / np.sqrt(3)
-    deviation: FloatArray = ageing + disease + shared + noise * rng.standard_normal((len(age), features))
-    return deviation, affected, factors
+    deviation = ageing - np.outer(effect, affected) + shared
+    return deviation + noise * rng.standard_normal(deviation.shape), affected, factors
 
 
 def _coupled(
-    random_state: int, factors: FloatArray, site: NDArray[np.intp], n_sites: int, features: int
+    rng: np.random.Generator, factors: FloatArray, site: NDArray[np.intp], shape: tuple[int, ...]
 ) -> FloatArray:
-    """Return site effects by latent factors: parabolas, steps and products, weighted by site."""
-    rng = np.random.default_rng((random_state, 2))
+    """Return effects of sites and latent factors: parabolas, steps and products, weighted by site."""
     first, second = factors[:, 0], factors[:, 1]
     curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
-    weights = rng.standard_normal((n_sites, 3, features)) / np.sqrt(3)
-    result: FloatArray = np.einsum("nk,nkp->np", curves, weights[site])
-    return result
+    weights = rng.standard_normal((shape[0], 3, shape[1])) / np.sqrt(3)
+    return np.einsum("nk,nkp->np", curves, weights[site])
 
 
 def _mixed_and_warped(
-    rng: np.random.Generator,
-    deviations: FloatArray,
-    site: NDArray[np.intp],
-    n_sites: int,
-    mixing: float,
-    bending: float,
+    rng: np.random.Generator, deviations: FloatArray, site: NDArray[np.intp], mixing: float, bending: float
 ) -> FloatArray:
-    """Return deviations with a linear map and a monotone warp of their own at each site."""
+    """Return deviations after each site's linear map and monotone warp."""
     result = deviations.copy()
     if not mixing and not bending:
         return result
     spread = deviations.std(axis=0)
     width = len(spread)
-    for s in range(n_sites):
+    for s in np.unique(site):
         mixer = np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width)
         part = deviations[site == s] / spread @ mixer
         # A quadratic whose slope stays positive within 2 standard deviations.
