@@ -18,23 +18,11 @@ from equipool.progress import Progress
 BLOCK = 16  # volumes in memory at a time
 KEY = ["participant_id", "session"]
 # What an earlier run may have written that this one does not.
-FILES = (
-    "summary.json",
-    "account.json",
-    "report.html",
-    "participants.tsv",
-    "sub-*/sub-*_sessions.tsv",
-    "codes.tsv",
-    "predictions.tsv",
-    "harmonized.csv",
-    "harmonized.tsv",
-    "harmonized.parquet",
-    "statmaps/*_as-measured*",
-    "statmaps/*_harmonized*",
-    "statmaps/*.png",
-    "sub-*/anat/sub-*_desc-harmonized_*.nii.gz",
-    "sub-*/ses-*/anat/sub-*_desc-harmonized_*.nii.gz",
-)
+FILES = """
+summary.json account.json report.html harmonized.csv harmonized.tsv harmonized.parquet participants.tsv
+sub-*/sub-*_sessions.tsv codes.tsv predictions.tsv statmaps/*_as-measured* statmaps/*_harmonized*
+statmaps/*.png sub-*/anat/sub-*_desc-harmonized_*.nii.gz sub-*/ses-*/anat/sub-*_desc-harmonized_*.nii.gz
+""".split()
 
 
 def write_harmonized(folder: Path, source: Path, frame: pd.DataFrame, features: pd.DataFrame) -> str:
@@ -103,16 +91,15 @@ def write_volumes(
 def write_codes(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
     """Write the code of each image."""
     codes = pd.DataFrame(model.transform(volumes)).add_prefix("code")
-    _write(out / "codes.tsv", pd.concat([_key(places), codes], axis=1))
+    _write(out / "codes.tsv", _by_image(places, codes))
 
 
 def write_predictions(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
     """Write the prediction for each image, and the probability of each class."""
-    table = _key(places).assign(predicted=model.predict(volumes))
+    table = pd.DataFrame({"predicted": model.predict(volumes)})
     if model.task_ == "class":
-        names = [f"p_{name}" for name in model.classes_]
-        table = pd.concat([table, pd.DataFrame(model.predict_proba(volumes), columns=names)], axis=1)
-    _write(out / "predictions.tsv", table)
+        table[[f"p_{name}" for name in model.classes_]] = model.predict_proba(volumes)
+    _write(out / "predictions.tsv", _by_image(places, table))
 
 
 def write_participants(
@@ -134,6 +121,7 @@ def _write(path: Path, frame: pd.DataFrame) -> None:
     write_table(path, frame, missing="n/a")
 
 
-def _key(places: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that name each image: the session only where there are sessions."""
-    return places[[name for name in KEY if name != "session" or places[name].notna().any()]]
+def _by_image(places: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table after the columns that name each image: the session only where there are sessions."""
+    key = [name for name in KEY if name != "session" or places[name].notna().any()]
+    return pd.concat([places[key], table], axis=1)

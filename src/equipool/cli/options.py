@@ -17,11 +17,13 @@ class Several(argparse.Action):
         setattr(namespace, self.dest, [*([] if earlier is self.default else earlier), *values])
 
 
-def option(help: str, default: Any = None, **settings: Any) -> dict[str, Any]:
+def option(help: str, default: Any = None, *, choices: str = "", **settings: Any) -> dict[str, Any]:
     """Return what argparse takes; a help ends with the default, if there is one."""
+    if choices:
+        settings["choices"] = choices.split()
     if default is not None:
         settings["default"] = default
-    if default not in (None, []):
+    if default is not None and not isinstance(default, list):
         help += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
     return {"help": help, **settings}
 
@@ -54,10 +56,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--seed": option("of the random numbers", 0, **COUNT),
     "--jobs": option("how many at a time (default: all cores)", **COUNT),
     "harmonize --jobs": option("images read at a time", 1, **COUNT),
-    "--scheduler": option(
-        "run on the Dask cluster with this scheduler, such as tcp://10.0.0.1:8786 (default: here)",
-        metavar="ADDRESS",
-    ),
+    "--scheduler": option("of Dask, to run there, such as tcp://10.0.0.1:8786", metavar="ADDRESS"),
+    "harmonize --fresh": option("of --codes: train anew, whatever an interrupted run has done", **FLAG),
     "--dry-run": option("say what would be done, and write nothing", **FLAG),
     "--json": option("print one JSON object, and nothing else", **FLAG),
     "--fresh": option("do again what an earlier run has done", **FLAG),
@@ -84,26 +84,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
         **COLUMNS,
     ),
     "--ignore": option("columns that are none of these", [], **COLUMNS),
-    "--task": option("what the target is (default: guessed)", choices=("class", "number")),
+    "--task": option("what the target is (default: guessed)", choices="class number"),
     "--no-guess": option("guess no column's role", **FLAG),
     "--config": option("a TOML file with options (see check --write-config)", **FILE),
     # Images.
     "--images": option("the column of SOURCE that holds paths of NIfTI files", **COLUMN),
-    "--preset": option("how the folder is laid out (default: BIDS)", choices=("adni", "adcp")),
+    "--preset": option("how the folder is laid out (default: BIDS)", choices="adni adcp"),
     "--suffix": option("BIDS: the last part of the file names", "T1w"),
     **{f"--{name}": option(f"BIDS: only images with this {name}", metavar="LABEL") for name in ENTITIES},
     "--participants": option("BIDS: another table than the folder's participants.tsv", **FILE),
-    "--missing-images": option(
-        "rows without an image and images without a row", "error", choices=("error", "drop")
-    ),
+    "--missing-images": option("rows without an image, images without a row", "error", choices="error drop"),
     "--mask": option("a NIfTI file: the voxels to use", **FILE),
     # Harmonization.
-    "--missing": option(
-        "tables: refuse missing features, or fill them in", "error", choices=("error", "impute")
-    ),
-    "--statmap": option(
-        "images: also t-maps of this column, covariates adjusted, before and after", **COLUMN
-    ),
+    "--missing": option("tables: refuse missing features, or fill them in", "error", choices="error impute"),
+    "--statmap": option("images: also t-maps of this column before and after, covariates adjusted", **COLUMN),
     "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
     "apply --codes": option(
         "images: also codes, and predictions of a target, by a model of `harmonize --codes`", **FLAG
@@ -111,20 +105,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--encoder": option(
         "of --codes; resnet, the paper's, takes hours without a GPU",
         "components",
-        choices=("components", "linear", "resnet"),
+        choices="components linear resnet",
     ),
     "--steps": option("of training for --codes", 1500, **COUNT),
     "--no-report": option("leave out the report, which takes a while", **FLAG),
     "--unseen-site": option(
         "tables, a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
         "error",
-        choices=("error", "pooled", "adapt"),
+        choices="error pooled adapt",
     ),
     # Simulation and preprocessing.
     "--like": option(
         "scanners and sample counts of the paper's datasets, or your own counts",
         "adni",
-        choices=("adni", "adcp", "custom"),
+        choices="adni adcp custom",
     ),
     "--people": option("custom: participants of each site", nargs="+", **COUNT),
     "--patients": option("custom: how many of them are ill (default: 40 %%)", nargs="+", **COUNT),
@@ -137,7 +131,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         [],
         nargs="+",
         action="extend",
-        choices=("n4", "register", "normalize"),
+        choices="n4 register normalize",
         metavar="STEP",
     ),
     "--brain-extracted": option("the images have no skull: the brain is where they are not 0", **FLAG),
@@ -153,22 +147,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--repeats": option("harmonizers: of the five folds", 3, **COUNT),
     "--methods": option(
         "of `harmonizers` raw, combat, combat-gam, covbat, ours and others; else naive, mmd, cai, ss, rm, "
-        "paper, ours, or all; ablation for the steps from paper to ours",
+        "paper, ours, or all; ablation for the steps from paper to ours (default: all)",
         ["all"],
         nargs="+",
         metavar="NAME",
     ),
-    "--seeds/--splits": option(
-        "with which everything is repeated; for images, random splits (default: 3, of images 5)"
-    ),
+    "select --methods": option("of those of `benchmark` (default: all)", ["all"], nargs="+", metavar="NAME"),
+    "--seeds/--splits": option("repetitions; of images, random splits (default: 3, of images 5)", **COUNT),
     "--quick": option("one seed and a third of the training, to see the whole path", **FLAG),
     "--settings": option("settings of `equipool select` (default: ours)", **FILE),
     "dataset": option("german or adult", metavar="DATASET"),
     "--trials": option("settings tried a method", 20, **COUNT),
     "--tolerance": option("share of the best accuracy given up", 0.05, type=float),
-    "action": option("what to do", "list", nargs="?", choices=("list", "fetch")),
-    "names": option("fetch: such as german", nargs="*", metavar="DATASET"),
-    "shell": option("which shell", choices=("bash", "zsh", "fish")),
+    "action": option("what to do", "list", nargs="?", choices="list fetch"),
+    "names": option("fetch: such as german", [], nargs="*", metavar="DATASET"),
+    "shell": option("which shell", choices="bash zsh fish"),
 }
 
 # Options that stand below a heading in the help: its text, and their names.

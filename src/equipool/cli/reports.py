@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from equipool.checks import Inputs, preflight
-from equipool.cli.source import roles
-from equipool.data import PooledDataset, Volumes
+from equipool.checks import preflight
+from equipool.cli.source import Source, roles
+from equipool.data import Volumes
 from equipool.data.tables import with_intensity
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
 from equipool.files import file_sha256, write_whole
@@ -33,36 +32,37 @@ MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 JUDGING = "Evaluating on held-out participants for the report (--no-report leaves it out) …"
 
 
-def report_on_table(
-    arguments: argparse.Namespace,
-    frame: pd.DataFrame,
-    inputs: Inputs,
-    pool: PooledDataset,
-    clean: pd.DataFrame,
-) -> Path:
+def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
     say(JUDGING)
-    subject = participants(arguments, frame)
+    subject = source.column(arguments.subject)
     make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
-    refit = refit_table(pool, make, subject)
-    before = preflight(inputs, missing=arguments.missing)
-    made = how_made(arguments, [arguments.table])
-    more = {"subject": subject, "seed": arguments.seed, "made": made}
-    return _write(arguments.out, account_of(pool, clean.to_numpy(), refit, before, **more))
+    account = account_of(
+        source.pool,
+        clean.to_numpy(),
+        refit_table(source.pool, make, subject),
+        preflight(source.inputs, missing=arguments.missing),
+        subject=subject,
+        seed=arguments.seed,
+        made=how_made(arguments, [arguments.table]),
+    )
+    return _write(arguments.out, account)
 
 
 def report_on_images(
     arguments: argparse.Namespace,
-    inputs: Inputs,
-    pool: PooledDataset,
+    source: Source,
     volumes: Volumes,
     harmonizer: ImageHarmonizer,
     pooler: EquivariantPooler | None,
-    subject: NDArray[Any],
-    statmap: dict[str, Any] | None,
+    **more: Any,
 ) -> Path:
-    """Write the account and the report of harmonized images, and return the page."""
+    """Write the account and the report of harmonized images, and return the page.
+
+    ``more`` are the participants and the t-maps, as :func:`account_of` takes them.
+    """
     say(JUDGING)
+    pool = source.pool
     brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
     before = means_of_volumes(volumes, pool)
     size = f"{before.shape[1]} means over blocks of the brain of {block_size(volumes)}"
@@ -70,24 +70,18 @@ def report_on_images(
         pool,
         means_of_volumes(volumes, pool, harmonizer),
         refit_images(pool, volumes),
-        preflight(with_intensity(inputs, brightness)),
+        preflight(with_intensity(source.inputs, brightness)),
         before=before,
         features=block_names(volumes),
         kind="images",
         method=[f"Images were summarised as {size}."],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=None if pooler is None else tau_of(pooler, volumes, pool),
-        subject=subject,
-        statmap=statmap,
         seed=arguments.seed,
         made=how_made(arguments, images=volumes.paths),
+        **more,
     )
     return _write(arguments.out, account)
-
-
-def participants(arguments: argparse.Namespace, frame: pd.DataFrame) -> NDArray[Any] | None:
-    """Return the participant of each row, where the call names a column of them."""
-    return frame[arguments.subject].to_numpy() if arguments.subject else None
 
 
 def _write(out: Path, account: Account) -> Path:

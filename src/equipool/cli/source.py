@@ -6,9 +6,10 @@ import argparse
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from numpy.typing import NDArray
 
 from equipool.checks import Inputs, require_columns
 from equipool.checks.findings import listed, rows_text
@@ -24,12 +25,24 @@ PRESET_ROLES = {"site": "site", "covariates": ["age"], "target": "dx"}
 READERS: dict[str, Callable[..., pd.DataFrame]] = {"adni": read_adni, "adcp": read_adcp}  # by preset
 
 
-def read_pool(arguments: argparse.Namespace) -> tuple[pd.DataFrame, Inputs, PooledDataset]:
-    """Return the table of a call, its parsed columns, and the pool of its features or images."""
+class Source(NamedTuple):
+    """What a call is about: a table, its columns by their roles, and the pool of its features or images."""
+
+    frame: pd.DataFrame
+    inputs: Inputs
+    pool: PooledDataset
+
+    def column(self, name: str | None) -> NDArray[Any] | None:
+        """Return the values of a column; ``None`` where a call names none."""
+        return self.frame[name].to_numpy() if name else None
+
+
+def read_source(arguments: argparse.Namespace) -> Source:
+    """Read the table or folder of a call, and check that its sites can be pooled."""
     frame, images = read_rows(arguments)
     inputs = Inputs.from_frame(frame, site=arguments.site, images=images, **roles(arguments))
     paths = image_paths(frame, images) if images else None
-    return frame, inputs, PooledDataset.from_inputs(inputs, images=paths, missing=arguments.missing)
+    return Source(frame, inputs, PooledDataset.from_inputs(inputs, images=paths, missing=arguments.missing))
 
 
 def read_rows(

@@ -17,7 +17,7 @@ from equipool.checks.cautions import feature_cautions, outlier_cautions
 from equipool.checks.findings import listed
 from equipool.cli import derivative
 from equipool.cli.outputs import announce, check_out, content_hash, whole_or_nothing
-from equipool.cli.source import chosen, read_pool
+from equipool.cli.source import Source, chosen, read_source
 from equipool.data import PooledDataset, Volumes, check_volumes
 from equipool.data.bids import write_description
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
@@ -40,22 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"--steps and --jobs must be at least 1, --seed at least 0. Got "
             f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
         )
-    frame, inputs, pool = read_pool(arguments)
+    source = read_source(arguments)
     call = {name: value for name, value in vars(arguments).items() if name not in BESIDE}
     call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
-    facts = {"source": str(arguments.table.resolve()), **call, "content": content_hash(frame)}
+    facts = {"source": str(arguments.table.resolve()), **call, "content": content_hash(source.frame)}
     check_out(arguments, facts)
-    harmonize = _harmonize_table if pool.images is None else _harmonize_images
-    return harmonize(arguments, frame, inputs, pool, facts)
+    harmonize = _harmonize_table if source.pool.images is None else _harmonize_images
+    return harmonize(arguments, source, facts)
 
 
-def _harmonize_table(
-    arguments: argparse.Namespace,
-    frame: pd.DataFrame,
-    inputs: Inputs,
-    pool: PooledDataset,
-    facts: dict[str, Any],
-) -> int:
+def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> int:
+    frame, inputs, pool = source
     if arguments.statmap:
         raise InputError(
             f"--statmap is for images, and {arguments.table} is a table of features; leave it out."
@@ -78,18 +73,13 @@ def _harmonize_table(
     if not arguments.no_report:
         from equipool.cli.reports import report_on_table
 
-        made["report"] = report_on_table(arguments, frame, inputs, pool, clean)
+        made["report"] = report_on_table(arguments, source, clean)
     announce(arguments, made, **counts)
     return 0
 
 
-def _harmonize_images(
-    arguments: argparse.Namespace,
-    frame: pd.DataFrame,
-    inputs: Inputs,
-    pool: PooledDataset,
-    facts: dict[str, Any],
-) -> int:
+def _harmonize_images(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> int:
+    frame, inputs, pool = source
     paths = pool.images or ()
     places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
     if arguments.statmap:
@@ -102,7 +92,7 @@ def _harmonize_images(
     volumes = Volumes.build(paths, mask=arguments.mask, jobs=arguments.jobs, progress=True)
     given = _given(arguments, frame)
     harmonizer = ImageHarmonizer(random_state=arguments.seed).fit(volumes, pool.y, **given)
-    pooler = _fitted_pooler(arguments, volumes, pool, facts, given) if arguments.codes else None
+    pooler = _fitted_pooler(arguments, volumes, pool, facts, **given) if arguments.codes else None
     out: Path = arguments.out
     made = {"harmonized": out / "sub-…" / "anat", "model": out / "model"}
     summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
@@ -127,8 +117,8 @@ def _harmonize_images(
     if not arguments.no_report:
         from equipool.cli.reports import report_on_images
 
-        models, subject = (harmonizer, pooler), places["participant_id"].to_numpy()
-        made["report"] = report_on_images(arguments, inputs, pool, volumes, *models, subject, views)
+        more = {"subject": places["participant_id"].to_numpy(), "statmap": views}
+        made["report"] = report_on_images(arguments, source, volumes, harmonizer, pooler, **more)
     announce(arguments, made, **_counts(pool))
     return 0
 
@@ -154,34 +144,18 @@ def _say_outliers(inputs: Inputs) -> None:
 
 
 def _fitted_pooler(
-    arguments: argparse.Namespace,
-    volumes: Volumes,
-    pool: PooledDataset,
-    facts: dict[str, Any],
-    given: dict[str, Any],
+    arguments: argparse.Namespace, volumes: Volumes, pool: PooledDataset, call: dict[str, Any], **given: Any
 ) -> EquivariantPooler:
-    """Train the codes; a run that was killed goes on."""
-    pooler = EquivariantPooler(
-        encoder=arguments.encoder,
-        steps=arguments.steps,
-        random_state=arguments.seed,
-        task=pool.task,
-        checkpoint=_training_folder(volumes, facts, fresh=arguments.fresh),
-        verbose=True,
-    )
-    pooler.fit(volumes, pool.y, **given)
-    return pooler
-
-
-def _training_folder(volumes: Volumes, facts: dict[str, Any], *, fresh: bool) -> Path:
-    """Return where training is kept until the results are written, named by all that decides it."""
+    """Train the codes. An interrupted run of the same call goes on: its training is kept until the end."""
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in volumes.paths]
-    name = hashlib.sha256(repr((facts, files)).encode()).hexdigest()[:32]
-    folder = cache_folder() / "training" / name
-    if fresh and folder.is_dir():
-        with locked(folder):  # not from under a run that is still at it
-            shutil.rmtree(folder, ignore_errors=True)
-    return folder
+    name = hashlib.sha256(repr((call, files)).encode()).hexdigest()[:32]
+    checkpoint = cache_folder() / "training" / name
+    if arguments.fresh and checkpoint.is_dir():
+        with locked(checkpoint):  # not from under a run that is still at it
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    settings = {"encoder": arguments.encoder, "steps": arguments.steps, "random_state": arguments.seed}
+    pooler = EquivariantPooler(**settings, task=pool.task, checkpoint=checkpoint, verbose=True)
+    return pooler.fit(volumes, pool.y, **given)
 
 
 # -- dry runs ----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pandas as pd
 
 from equipool.checks import preflight
 from equipool.cli.outputs import announce
-from equipool.cli.reports import ACCOUNT, PAGE, how_made, participants
-from equipool.cli.source import read_pool, roles
+from equipool.cli.reports import ACCOUNT, PAGE, how_made
+from equipool.cli.source import read_source, roles
 from equipool.data import PooledDataset, read_table
 from equipool.exceptions import InputError
 from equipool.progress import say
@@ -69,15 +69,15 @@ def _read_account(folder: Path) -> Account:
 
 
 def _two_tables(arguments: argparse.Namespace) -> Account:
-    frame, inputs, pool = read_pool(arguments)
+    source = read_source(arguments)
     labels = [name for name in (arguments.site, arguments.id) if name]
-    after = _aligned(frame, read_table(arguments.after, labels=labels), arguments)
+    after = _aligned(source.frame, read_table(arguments.after, labels=labels), arguments)
     columns = {**roles(arguments), "task": None}
-    given = PooledDataset.from_frame(after, site=arguments.site, like=pool, **columns)
+    given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, **columns)
     made = how_made(arguments, [arguments.table, arguments.after])
     say("Evaluating on held-out participants …")
-    more = {"subject": participants(arguments, frame), "seed": arguments.seed, "made": made}
-    return account_of(pool, given.features, None, preflight(inputs), **more)
+    more = {"subject": source.column(arguments.subject), "seed": arguments.seed, "made": made}
+    return account_of(source.pool, given.features, None, preflight(source.inputs), **more)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:

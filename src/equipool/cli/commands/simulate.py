@@ -11,14 +11,10 @@ from equipool.progress import counted
 from equipool.simulate.brains import custom_cohort, simulate_brains
 
 # What an earlier simulation may have written that this one does not.
-FILES = (
-    "participants.tsv",
-    "dataset_description.json",
-    "sub-*/anat/sub-*_desc-brain_T1w.nii.gz",
-    "derivatives/truth/*.nii.gz",
-    "derivatives/truth/traits.tsv",
-    "derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz",
-)
+FILES = """
+participants.tsv dataset_description.json sub-*/anat/sub-*_desc-brain_T1w.nii.gz derivatives/truth/*.nii.gz
+derivatives/truth/traits.tsv derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz
+""".split()
 
 
 def run(arguments: argparse.Namespace) -> int:
