@@ -151,7 +151,7 @@ CALLS = [
     Case("an option without its value", f"{CHECK} --site", "--site"),
     Case("a value that is none of the choices", f"{CHECK} --task both", "--task"),
     Case("no number where one is needed", "demo --seed two", "--seed"),
-    Case("no table", "check --covariate age people.csv", "TABLE is missing"),
+    Case("no table", "check --covariate age people.csv", "SOURCE is missing"),
     Case("no output folder", "harmonize people.csv", "--out is missing"),
 ]
 

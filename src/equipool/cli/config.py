@@ -26,7 +26,9 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
             f"{path} cannot be read ({error.strerror}); `equipool check TABLE --write-config FILE` makes one."
         ) from error
     except (ValueError, RecursionError) as error:  # broken TOML or UTF-8, integers of thousands of digits
-        raise InputError(f"{path} is no TOML file: {error}. Mend that line, or write it anew.") from error
+        raise InputError(
+            f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
+        ) from error
     options = _options()
     keys = sorted({key for actions in options.values() for key in actions})
     for key in content:

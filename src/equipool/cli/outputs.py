@@ -106,7 +106,7 @@ def _runs(pid: int) -> bool:
 
 def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any) -> None:
     """Say what was written, or would be; with --json as one JSON object with ``more``, for scripts."""
-    if arguments.json:
+    if getattr(arguments, "json", False):
         print(json.dumps({**written, **more}, ensure_ascii=False, default=str))
         return
     width = max(map(len, written)) + 2

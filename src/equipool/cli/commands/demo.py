@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipool import simulate
-from equipool.cli.outputs import check_out, whole_or_nothing
+from equipool.cli.outputs import announce, check_out, whole_or_nothing
 from equipool.data import check
 from equipool.data.tables import write_table
 from equipool.estimators import EquivariantPooler, SiteHarmonizer
@@ -32,13 +32,12 @@ In participants who were not in the fit:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, check, pool and harmonize; write it all into the folder."""
     truth = simulate.simulate_table(overlap=arguments.overlap, random_state=arguments.seed)
-    pool, frame, out = truth.pool, truth.pool.to_frame(), arguments.out
+    pool, frame = truth.pool, truth.pool.to_frame()
     check_out(arguments)
     facts = {"overlap": arguments.overlap, "seed": arguments.seed}
     with whole_or_nothing(arguments, facts, FILES) as new:
-        report = check(
-            write_table(new / "table.csv", frame), site="site", covariates="age", target="dx", id="id"
-        )
+        table = write_table(new / "table.csv", frame)
+        report = check(table, site="site", covariates="age", target="dx", id="id")
         print(report)
         write_json(new / "preflight.json", report.to_dict(), indent=2)
         save_figure(preflight_figure(report), new / "preflight.png")
@@ -50,10 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         figure = pooling_figure(pool, harmonized, pool.feature_names[0], site_auc, chance=0.5)
         save_figure(figure, new / "pooled.png")
     print(SUMMARY.format(**numbers))
-    print(
-        f"Table:      {out / 'table.csv'}\nHarmonized: {out / 'harmonized.csv'}\n"
-        f"Picture:    {out / 'pooled.png'}"
-    )
+    made = {"table": "table.csv", "harmonized": "harmonized.csv", "picture": "pooled.png"}
+    announce(arguments, {name: arguments.out / file for name, file in made.items()})
     return 0
 
 

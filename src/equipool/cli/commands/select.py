@@ -7,6 +7,7 @@ import argparse
 from equipool.benchmark.datasets import require_dataset
 from equipool.benchmark.methods import METHODS
 from equipool.benchmark.selection import select
+from equipool.cli.outputs import announce
 from equipool.exceptions import MissingExtraError
 
 
@@ -25,5 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
         tolerance=arguments.tolerance,
         jobs=arguments.jobs,
     )
-    print(f"Settings: {arguments.out / 'settings.json'}\nTrials: {arguments.out / 'trials.csv'}")
+    made = {"settings": arguments.out / "settings.json", "trials": arguments.out / "trials.csv"}
+    announce(arguments, made)
     return 0
