@@ -25,9 +25,8 @@ from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.peers import ComBatPeer
 from equipool.files import write_whole
 from equipool.judge.blocks import block_means
-from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers
+from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers, shuffled_sites
 from equipool.judge.heldout import Fold
-from equipool.judge.nulls import shuffled_sites
 from equipool.judge.scores import correlation_with_clean
 from equipool.judge.statmaps import StatMap, detection, stat_map
 from equipool.progress import say
@@ -225,9 +224,9 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     if ":" in name:
         return None
     folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
-    names = [(path.parents[1].name, path.name.replace("desc-brain", "desc-clean")) for path in volumes.paths]
-    clean = Volumes.build([folder / person / "anat" / name for person, name in names], mask=volumes.mask)
-    return Truth(clean, *disease_truth(folder, volumes.mask))
+    scans = [folder.joinpath(*path.parts[-3:]) for path in volumes.paths]
+    scans = [path.with_name(path.name.replace("desc-brain", "desc-clean")) for path in scans]
+    return Truth(Volumes.build(scans, mask=volumes.mask), *disease_truth(folder, volumes.mask))
 
 
 def disease_truth(
