@@ -55,7 +55,8 @@ for name, scores in table.items():
     print(f"{name:12s}", *(f"{value:9.2f}" for value in scores), f"{np.mean(scores):9.2f}")
 
 # %%
-# How many participants of the new site? ``adapt`` sees the first 3, 6, 12 … of them at a time, without labels.
+# How many participants of the new site? ``adapt`` sees the first 3, 6, 12 … of them at a time, without
+# labels.
 
 sizes = (1, 3, 6, 12, 25, 50, 100)
 curves = []
