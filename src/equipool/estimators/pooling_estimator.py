@@ -22,7 +22,7 @@ from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
 from equipool.estimators.front import Front, fit_front, with_site, without_site
-from equipool.estimators.manifest import manifest_of
+from equipool.estimators.persistence import save
 from equipool.estimators.training_data import (
     Rows,
     ScaledVolumes,
@@ -30,6 +30,7 @@ from equipool.estimators.training_data import (
     as_volumes,
     check_grid,
     dense,
+    manifest_of,
     through,
     voxel_scales,
 )
@@ -40,8 +41,6 @@ from equipool.nn.networks import require_width
 from equipool.nn.training import Step, Trained
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
-
-__all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
@@ -76,9 +75,8 @@ class Learned:
 class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the pooler and of the baselines, with the parameters that all of them have.
 
-    A subclass gives ``_build``, which returns a module with the methods ``code`` (scaled features to codes),
-    ``tau`` (to the vectors that stand for τ), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which
-    returns it trained.
+    A subclass gives ``_build``, which returns a module with ``code`` (scaled features to codes), ``tau`` (to
+    vectors τ(ℓ)), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which returns it trained.
     """
 
     n_latent: int = 30
@@ -99,6 +97,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     random_state: int | None = None
 
     _learned: ClassVar[type] = Learned
+    save = save
     mask_ = affine_mm_ = front_ = cast(Any, None)  # of tables, and without a front
 
     def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> PoolingEstimator:
@@ -206,12 +205,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         measure = accuracy_score if self.task_ == "class" else r2_score
         return float(measure(y, self.predict(X), sample_weight=sample_weight))
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the fitted estimator as safetensors and JSON; :func:`equipool.load` reads it."""
-        from equipool.estimators.persistence import save
-
-        return save(self, folder)
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, learned values that do not belong together."""

@@ -132,7 +132,7 @@ def equivariance_of(estimator: Any, X: Any) -> float:
         latents = through(one.latent, estimator._scaled(some))
     return equivariance_error(
         lambda latent: two.phi(*one.tau.at_reference(latent)),
-        one.action,
+        one.tau.action,
         out=two.out,
         inputs=latents,
         span=0.25,
