@@ -29,6 +29,16 @@ def fcon1000():
     return path
 
 
+@pytest.fixture(scope="module")
+def quick_models():
+    """Small forests and little training of couplings, for tests that are not about what these predict."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipool.checks.overlap.TREES", 3)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
+        patch.setattr("equipool.sites.coupling.STEPS", 10)
+        yield
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """A cache of its own, filled through the real loader where packages can be reached."""

@@ -10,6 +10,8 @@ import pytest
 import equipool as ep
 from equipool.cli.app import main
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 
 @contextlib.contextmanager
 def full_disk():
@@ -48,7 +50,6 @@ def table(tmp_path_factory):
 def test_a_full_disk(table, tmp_path, call, monkeypatch, capsys):
     (tmp_path / "kept.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
     words = [word.replace("TABLE", str(table)).replace("OUT", str(tmp_path)) for word in call]
     with full_disk():
         code = main(words)

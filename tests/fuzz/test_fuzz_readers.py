@@ -22,7 +22,7 @@ import equipool as ep
 from equipool.exceptions import EquipoolError, EquipoolWarning
 from forging import forged_facts
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.fuzz, pytest.mark.usefixtures("quick_models")]
 
 INPUTS = 2000
 SECONDS, KIBIBYTES = 10, 2**20  # that one input may take, and that all may add to memory
