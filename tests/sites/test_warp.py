@@ -393,8 +393,8 @@ def test_effects_of_sites_that_warp_are_those_that_the_site_shows():
 
 
 def test_missing_values_of_new_participants_are_filled_as_their_site_shows_them():
-    pool = ep.simulate_table(people=300, bending=0.2, overlap=1.0).pool
-    train, new = (pool[rows] for rows in pool.split(1 / 3, random_state=0))
+    pool = ep.simulate_table(people=600, bending=0.2, overlap=1.0).pool
+    train, new = (pool[rows] for rows in pool.split(0.5, random_state=0))
     model = _fitted(train, bending=True, missing="impute")
     given = {"site": new.site_labels, "covariates": new.C}
     gaps = np.array(new.X, dtype=float)
