@@ -25,9 +25,8 @@ from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.peers import ComBatPeer
 from equipool.files import write_whole
 from equipool.judge.blocks import block_means
-from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers
+from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers, shuffled_sites
 from equipool.judge.heldout import Fold
-from equipool.judge.nulls import shuffled_sites
 from equipool.judge.scores import correlation_with_clean
 from equipool.judge.statmaps import StatMap, detection, stat_map
 from equipool.progress import say

@@ -29,7 +29,7 @@ SPACE: dict[str, dict[str, list[Any]]] = {
     "ours": {"power": [6.0, 10.0, 14.0], "adversary": [0.1, 0.2, 0.5], "mmd": [0.3, 1.0, 3.0]},
 }
 
-STEPS = {"german": 400}  # not searched
+FIXED: dict[str, dict[str, Any]] = {"german": {"steps": 400}}  # not searched
 
 
 def search_space(method: str) -> dict[str, list[Any]]:
@@ -62,21 +62,20 @@ def select(
     for method in methods:
         search_space(method)
     parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
-    chosen: dict[str, dict[str, Any]] = {}
-    tables = []
+    chosen, tables = {}, []
     for method in methods:
         table = _search(dataset, method, out / "trials", trials=trials, parts=parts, jobs=jobs)
         best = choose(table, tolerance)
         table.insert(0, "method", method)
         tables.append(table.assign(chosen=table.index == best))
         row = table.loc[best]
-        chosen[method] = {**_fixed(dataset), **row["parameters"]}
+        chosen[method] = {**FIXED.get(dataset, {}), **row["parameters"]}
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
-    trials_of_all = pd.concat(tables)
-    trials_of_all["parameters"] = [json.dumps(parameters) for parameters in trials_of_all["parameters"]]
-    write_whole(out / "trials.csv", trials_of_all.to_csv(index=False))
+    searched = pd.concat(tables)
+    searched["parameters"] = searched["parameters"].map(json.dumps)
+    write_whole(out / "trials.csv", searched.to_csv(index=False))
     path = out / "settings.json"
-    # Settings of other methods and datasets, from an earlier search, stay.
+    # Settings of other methods and datasets, from an earlier search, are kept.
     settings = dict(read_settings(path)) if path.is_file() else {}
     settings[dataset] = {**settings.get(dataset, {}), **chosen}
     write_whole(path, json.dumps(settings, indent=2) + "\n")
@@ -110,7 +109,7 @@ def _search(
         study.sampler = optuna.samplers.TPESampler(seed=k, multivariate=True)
         trial = study.ask()
         parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-        changes = {**_fixed(dataset), **parameters}
+        changes = {**FIXED.get(dataset, {}), **parameters}
         settings, wanted = settings_text(make_method(method, 0, changes)), {}
         for part in parts:
             path = folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json"
@@ -123,10 +122,6 @@ def _search(
             f"about {duration(progress.remaining(k + 1))} left for {method}"
         )
     return pd.DataFrame(rows)
-
-
-def _fixed(dataset: str) -> dict[str, Any]:
-    return {"steps": STEPS[dataset]} if dataset in STEPS else {}
 
 
 def _judge(dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int) -> list[float]:

@@ -120,8 +120,7 @@ def _scores(estimator: Any, data: Any, seed: int, start: float) -> dict[str, Any
     """
     from sklearn.metrics import balanced_accuracy_score
 
-    from equipool.judge.classifiers import UNWEIGHTED, classify_site
-    from equipool.judge.nulls import shuffled_band
+    from equipool.judge.classifiers import UNWEIGHTED, classify_site, shuffled_band
     from equipool.judge.scores import age_from_tau, delta_eq, discrepancy, equivariance_of
 
     test, train = data.test, data.train if data.classifier_train is None else data.classifier_train

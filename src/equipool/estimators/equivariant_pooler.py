@@ -20,21 +20,14 @@ from equipool.estimators.stages import StageOne, StageTwo, TwoStages
 from equipool.estimators.training_data import Rows, TrainingData, dense, parts, through
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
-from equipool.nn import (
-    correlation_loss,
-    equivariance_loss,
-    mlp,
-    mmd,
-    prediction_loss,
-    reconstruction_loss,
-)
+from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
 from equipool.nn.networks import Adversary
 from equipool.randomness import row_noise, seed_for, seeded
 
 FloatArray = NDArray[np.float64]
 Losses = dict[str, Tensor]
 
-# What the paper's text says, where it differs from our defaults.
+# The settings of the paper's text, where they differ from our defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
@@ -69,15 +62,15 @@ class EquivariantPooler(PoolingEstimator):
         Dimension of the sphere and of the code.
     encoder
         ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
-        decoder overfit less where participants are few. Or a torch module of yours, from (rows, features), or
-        for volumes from (rows, 1, x, y, z), to (rows, n_latent).
+        decoder overfit less where participants are few. Or your torch module, from (rows, features), or for
+        volumes from (rows, 1, x, y, z), to (rows, n_latent).
     decoder
-        A module of yours for the way back; for volumes it may give boxes or rows of the mask's voxels.
+        Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
     hidden
         Width of the hidden layers.
     front
-        A harmonizer, not fitted, that takes the site out of what the encoder sees; the site is inferred from
-        each row, so new ones need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
+        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
+        each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
         ``True``: the default harmonizer for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
@@ -121,7 +114,7 @@ class EquivariantPooler(PoolingEstimator):
     Attributes
     ----------
     sites_, classes_, covariates_
-        What was seen at fit.
+        The sites, the classes of the target and the covariates in the data of the fit.
     front_
         The fitted harmonizer, or ``None``.
     history_
@@ -299,7 +292,7 @@ class EquivariantPooler(PoolingEstimator):
 
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
-        """Return ĉ(ℓ), the covariates as τ predicts them from X, in their own units, (rows, K)."""
+        """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
         check_is_fitted(self, "network_")
         latent = through(self.network_.one.latent, self._scaled(self._features(X)))
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
@@ -315,7 +308,7 @@ class EquivariantPooler(PoolingEstimator):
         X
             Features.
         to
-            The covariates to move to, in their own units: one value, one for each covariate, or (rows, K).
+            The covariates to move to, in their units: one value, one for each covariate, or (rows, K).
         covariates
             The present ones; default: as predicted from X.
         """

@@ -5,7 +5,7 @@ whose hash the JSON holds. The dataclass ``_learned`` of an estimator's class de
 values are checked against it at load. A field's hint says what its value is: a number, text, ``Literal``,
 ``X | None``, a tuple, a mapping, an array of numbers or of distinct labels, a data frame, a torch module, an
 estimator, or a frozen dataclass, whose fields are declared likewise. An abstract dataclass stands for its
-subclasses, told apart by their ``name``. The field's metadata say the rest:
+subclasses, which differ in their ``name``. The field's metadata declare the rest:
 
 - ``dimensions`` of an array (:func:`equipool.sites.effect.array`) or a tuple. ``"features+1"`` is one more
   than ``"features"``, ``"4"`` is 4. Those of ``SHARED`` are of one length in an estimator, others in a class.
@@ -96,8 +96,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     folder
         Where the model is, or the result of ``equipool harmonize``.
     encoder, decoder
-        For an estimator that was fitted with torch modules of yours: fresh ones of the same architecture.
-        Their weights come from the folder; their code is never saved.
+        For an estimator that was fitted with your torch modules: fresh ones of the same architecture. Their
+        weights come from the folder; their code is never saved.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load as from_bytes
@@ -126,7 +126,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
 
 
 def checksum(facts: dict[str, Any]) -> str:
-    """Return a hash of what model.json says beside the hash itself."""
+    """Return a hash of the content of model.json other than the hash."""
     rest = {name: value for name, value in facts.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

@@ -282,7 +282,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _voxel_share(self) -> float:
-        """What a voxel weighs in the reconstruction beside a feature of a table."""
+        """The weight of a voxel in the reconstruction, relative to a feature of a table."""
         return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
 
     def _n_outputs(self) -> int:
@@ -304,13 +304,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
         """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
         volumes = as_volumes(X, self.mask_, self.affine_mm_)
-        if volumes is not None and reset:
-            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
-            self.n_features_in_ = volumes.shape[1]
-            return volumes
-        if volumes is not None and self.mask_ is None:
-            raise InputError("This estimator was fitted on a table; give features, not images.")
         if volumes is not None:
+            if reset:
+                self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
+                self.n_features_in_ = volumes.shape[1]
+            if self.mask_ is None:
+                raise InputError("This estimator was fitted on a table; give features, not images.")
             check_grid(volumes, self.mask_, self.affine_mm_)
             return volumes
         if self.mask_ is not None:
@@ -327,16 +326,14 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(f"{name} must be at least 1. Got {getattr(self, name)}.")
 
     def _require_fitting_modules(self, n_features: int) -> None:
-        """Refuse modules of the user's that do not fit the data and n_latent."""
-        if not isinstance(self.encoder, nn.Module) and self.decoder is None:
-            return
+        """Refuse modules of the user that do not fit the data and n_latent."""
         with torch.random.fork_rng(devices=[]):
-            forward, back = self._coders(n_features)
-        latent = f"n_latent={self.n_latent}"
-        if isinstance(self.encoder, nn.Module):
-            require_width("encoder", forward, n_features, self.n_latent, f"numbers a row ({latent})")
-        if self.decoder is not None:
-            require_width("decoder", back, self.n_latent, n_features, f"values a row, given {latent}")
+            if isinstance(self.encoder, nn.Module):
+                what = f"numbers a row (n_latent={self.n_latent})"
+                require_width("encoder", self._coders(n_features)[0], n_features, self.n_latent, what)
+            if self.decoder is not None:
+                what = f"values a row, given n_latent={self.n_latent}"
+                require_width("decoder", self._coders(n_features)[1], self.n_latent, n_features, what)
 
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
@@ -384,7 +381,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(scaled.astype(np.float32))
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
-        """Return checked features as the network sees them."""
+        """Return checked features as the input of the network."""
         return self._standardised(self._without_site(features))
 
     def _scaled_covariates(self, values: FloatArray) -> Tensor:

@@ -116,7 +116,7 @@ class FrameTau(nn.Module):
     def to_sphere(self, x: Tensor, *, floor: float = 0.25) -> Tensor:
         """Project x (..., n) onto the unit sphere with at least length ``floor`` in each designated plane.
 
-        A plane of length 0 has no phase. Directions within planes are kept, so the projection is equivariant.
+        A plane of length 0 has no phase. Directions within planes stay, so the projection is equivariant.
         """
         share = len(self.planes) * floor**2
         if share >= 1:
@@ -125,8 +125,7 @@ class FrameTau(nn.Module):
                 f"take floor < {len(self.planes) ** -0.5:.2f}."
             )
         basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
-        x = x if basis is None else x @ basis
-        columns = self._columns(x.device)
+        x, columns = x if basis is None else x @ basis, self._columns(x.device)
         pairs = x[..., columns].unflatten(-1, (-1, 2))
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         unit = x / length * math.sqrt(1 - share)
