@@ -224,9 +224,9 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     if ":" in name:
         return None
     folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
-    names = [(path.parents[1].name, path.name.replace("desc-brain", "desc-clean")) for path in volumes.paths]
-    clean = Volumes.build([folder / person / "anat" / name for person, name in names], mask=volumes.mask)
-    return Truth(clean, *disease_truth(folder, volumes.mask))
+    scans = [folder.joinpath(*path.parts[-3:]) for path in volumes.paths]
+    scans = [path.with_name(path.name.replace("desc-brain", "desc-clean")) for path in scans]
+    return Truth(Volumes.build(scans, mask=volumes.mask), *disease_truth(folder, volumes.mask))
 
 
 def disease_truth(

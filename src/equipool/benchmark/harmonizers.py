@@ -33,6 +33,8 @@ from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
 from equipool.data.tables import label_columns, read_table
+from equipool.estimators.peers import PEERS, ComBatPeer, Raw
+from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.judge.classifiers import BALANCED, SiteScore
@@ -155,9 +157,6 @@ def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
 
 def make_harmonizer(method: str) -> Any:
     """Return an unfitted harmonizer by its name in the table."""
-    from equipool.estimators.peers import PEERS, ComBatPeer, Raw
-    from equipool.estimators.site_harmonizer import SiteHarmonizer
-
     if method in ("raw", "clean"):
         return Raw()
     if method in ("ours", "ours-y"):

@@ -121,17 +121,17 @@ def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
     """Return Adult where the ages of women and men overlap by a share, for experiments on covariate shift.
 
     The training rows are the women of the lower (1 + overlap)/2 of the ages and the men of the upper. A
-    quarter of the training rows of all ages is set aside for site classifiers, which would otherwise predict
+    quarter of the training rows of all ages is reserved for site classifiers, which would otherwise predict
     the sex from the age. The official test rows are kept.
     """
     whole = load_adult()
-    rest, aside = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
+    rest, for_classifiers = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
     pool = whole.train[rest]
     age = pool.C[:, 0]
     low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
     women = pool.site_labels == "Female"
     inside = np.where(women, (age < high) | (overlap == 1), age >= low)
-    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[aside])
+    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[for_classifiers])
 
 
 LOADERS: dict[str, Callable[[int], DatasetSplit]] = {

@@ -1,4 +1,4 @@
-"""How sites differ in whom they measured: overlap of ranges, confounding, a classifier of the site."""
+"""How the participants of sites differ: overlap of ranges, confounding, a classifier of the site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
 TREES = 25  # of the classifier of the site
-MAX_ROWS = 4_000  # that the classifier of the site sees; more change its figure little
+MAX_ROWS = 4_000  # for the classifier of the site; more change its accuracy little
 FOLDS = 5
 NINE_TENTHS = 3.29  # standard deviations that the middle nine tenths of a Gaussian span
 
@@ -81,7 +81,7 @@ def omega_squared(values: FloatArray, site_index: IntArray) -> float:
     """Return the share of a number's variance that lies between sites, 0 to 1.
 
     ω², which allows for the share that sites would explain by chance; η² of 100 sites of 3 participants each
-    is 0.35 where there is nothing.
+    is 0.35 even if the sites do not differ.
     """
     count = np.bincount(site_index)
     means = np.bincount(site_index, weights=values) / count

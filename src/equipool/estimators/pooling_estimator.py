@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
+from equipool.checks.inputs import require_length
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
@@ -122,10 +123,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             features = self._features(X, reset=True)
         rows = len(features)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        if isinstance(features, Volumes) and site is not None and len(site) != rows:
-            raise InputError(
-                f"site has {len(site)} values but X has {rows} rows; give one for each row of X."
-            )
+        if site is not None:
+            require_length("site", site, rows)
         inputs = Inputs.from_arrays(
             None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
             site=np.zeros(rows, dtype=int) if site is None else site,

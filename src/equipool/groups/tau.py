@@ -64,8 +64,8 @@ class FrameTau(nn.Module):
         omega = action.frequencies[list(self.planes)]
         if omega.shape[0] != action.n_covariates or torch.linalg.matrix_rank(omega) < action.n_covariates:
             raise InputError(
-                f"planes must name {action.n_covariates} plane(s) whose frequencies tell the covariates "
-                f"apart. Got {list(self.planes)} with frequencies {omega.tolist()}; leave planes=None."
+                f"planes must name {action.n_covariates} plane(s) whose frequencies distinguish the "
+                f"covariates. Got {list(self.planes)} with frequencies {omega.tolist()}; leave planes=None."
             )
         self.register_buffer("inverse_frequencies", torch.linalg.inv(omega).contiguous())
         self.register_buffer("offset", torch.zeros(len(self.planes), dtype=omega.dtype))
@@ -252,7 +252,7 @@ def _choose_planes(omega: Tensor) -> list[int]:
         if len(chosen) == omega.shape[1]:
             return chosen
     raise InputError(
-        "No set of planes tells every covariate without ambiguity: over the range [-1, 1] the phases "
+        "No set of planes determines every covariate without ambiguity: over the range [-1, 1] the phases "
         f"sweep more than one turn (slowest plane: ±{sweep.min():.2f} rad, allowed ±3.14). "
         "Lower the frequencies or scale the covariates down."
     )
