@@ -469,7 +469,7 @@ IMAGES = [
     Case(
         "a mask elsewhere",
         f"{CHECK_IMAGES} --mask mask.nii",
-        "elsewhere",
+        "affine of the mask",
         mask(np.arange(210).reshape(5, 6, 7) > 9, SHIFTED),
     ),
     Case("t-maps of a table", f"{HARMONIZE} --statmap dx", "--statmap"),

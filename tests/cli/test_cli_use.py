@@ -16,6 +16,8 @@ from equipool.cli.app import main
 from equipool.data import guess_roles
 from equipool.exceptions import InputError
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):

@@ -22,10 +22,8 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick():
+def _quick(quick_models):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
-        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
         patch.setattr("equipool.judge.heldout.MANY_PARTICIPANTS", 0)
         yield
 
