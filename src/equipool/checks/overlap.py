@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
+TREES = 25  # of the classifier of the site
 MAX_ROWS = 4_000  # for the classifier of the site; more change its accuracy little
 FOLDS = 5
 NINE_TENTHS = 3.29  # standard deviations that the middle nine tenths of a Gaussian span
@@ -145,7 +146,7 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
-    forest = RandomForestClassifier(25, min_samples_leaf=5, class_weight="balanced", random_state=seed)
+    forest = RandomForestClassifier(TREES, min_samples_leaf=5, class_weight="balanced", random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     # In a small pool a variable without information can drown one with it, hence each alone too.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]

@@ -133,6 +133,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             task=self.task,
         )
         check_for_fit(inputs, site_given=site is not None)
+        self._require_widths()
         self._require_fitting_modules(features.shape[1])
         self._seed = 0 if self.random_state is None else int(self.random_state)
         self.front_ = fit_front(self.front, features, y, site=site, covariates=covariates)
@@ -222,6 +223,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _new_network(self) -> nn.Module:
         """Return the network of this fit before it is trained, in the precision of its use."""
+        self._require_widths()
         n_outputs = self._n_outputs()
         return self._build(self.n_features_in_, len(self.covariates_), n_outputs).double()
 
@@ -316,6 +318,11 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
         return table
+
+    def _require_widths(self) -> None:
+        for name in ("n_latent", "hidden"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1. Got {getattr(self, name)}.")
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user that do not fit the data and n_latent."""
