@@ -16,7 +16,7 @@ __all__ = ["Coupling"]
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
 MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features have no rest
-HIDDEN = 48  # units; 128 and 256 come hardly nearer to the truth (docs/experiments.md)
+HIDDEN = 48  # units, by memory; with 128, R² with the truth is 0 to 0.004 higher (docs/experiments.md)
 RANGE = (0.01, 0.99)  # quantiles of a covariate that make its range, so that one wrong age does not decide
 RIDGE = 30.0  # equivalent participants of a site that does nothing; 10 and 100 come less near to the truth
 
