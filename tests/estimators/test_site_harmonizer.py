@@ -42,8 +42,7 @@ def fitted(truth):
 
 @pytest.mark.filterwarnings("ignore:No site was given")
 @parametrize_with_checks([ep.SiteHarmonizer(), ep.SiteHarmonizer(missing="impute")])
-def test_scikit_learns_own_checks(estimator, check, monkeypatch):
-    monkeypatch.setattr("equipool.sites.coupling.STEPS", 10)
+def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
