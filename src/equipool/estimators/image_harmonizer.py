@@ -22,7 +22,7 @@ from equipool.estimators.training_data import as_volumes, check_grid
 from equipool.exceptions import InputError
 from equipool.sites.effect import array
 from equipool.sites.scans import Box
-from equipool.sites.volume_model import VolumeSites, fit_volume_sites
+from equipool.sites.volume_model import VolumeModel, fit_volume_model
 
 __all__ = ["ImageHarmonizer"]
 
@@ -41,7 +41,7 @@ class Learned:
     covariates_: tuple[Covariate, ...]
     mask_: NDArray[np.bool_] = array("x", "y", "z")
     affine_mm_: FloatArray = array("4", "4")
-    model_: VolumeSites
+    model_: VolumeModel
 
 
 class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -66,7 +66,7 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     mask_, affine_mm_
         The grid.
     model_
-        What was learned, a :class:`~equipool.sites.volume_model.VolumeSites`.
+        What was learned, a :class:`~equipool.sites.volume_model.VolumeModel`.
     """
 
     _learned: ClassVar[type] = Learned

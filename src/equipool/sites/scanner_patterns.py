@@ -26,12 +26,8 @@ __all__ = [
     "PeoplePatterns",
     "ScannersAndPeople",
     "intensity_terms",
-    "largest",
-    "mixtures",
-    "products",
-    "scanner_patterns",
+        "scanner_patterns",
     "slow_fields",
-    "tenths",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -73,6 +69,10 @@ class PeoplePatterns:
         least = max(1e-6 * float(variances.max(initial=0.0)), 1e-12)
         rest = off / max(rows.shape[1] - len(values), 1)
         return cls(patterns, scale * np.maximum(variances, least), scale * max(rest, least))
+
+    def total(self, n_voxels: int) -> float:
+        """Return the variance over all voxels."""
+        return float(self.variances.sum()) + self.rest * (n_voxels - len(self.variances))
 
     def windows(self) -> list[slice]:
         """Return patterns in groups of growing size, the largest variances first."""
@@ -256,12 +256,3 @@ def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> Float
         part = slice(start, start + CHUNK)
         total += first[:, part].astype(np.float64) @ second[:, part].astype(np.float64).T
     return total
-
-
-def mixtures(weights: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
-    """Return weights @ rows in double precision, some voxels at a time: never all rows in double."""
-    result = np.empty((len(weights), rows.shape[1]))
-    for start in range(0, rows.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        result[:, part] = weights @ rows[:, part].astype(np.float64)
-    return result
