@@ -277,7 +277,7 @@ def test_confounding_is_measured_from_none_to_full():
     assert strong.site_prediction.balanced_accuracy > 0.95
     assert strong.site_prediction.chance == 0.5
     assert "confounded" in [f.code for f in strong.warnings]
-    assert "strongly tied" in strong.warnings[-1].text
+    assert "strongly confounded with" in strong.warnings[-1].text
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_the_target_is_not_recommended_as_a_covariate():
     report = ep.check(table, site="site", covariates="age", target="dx", id="id")
     text = next(f.text for f in report.warnings if f.code == "confounded")
     assert "keep the covariates" in text
-    assert "'dx' and of the site cannot be told apart" in text
+    assert "'dx' and of the site cannot be fully separated" in text
 
 
 def test_dates_are_no_numbers():

@@ -215,7 +215,7 @@ TABLES = [
     Case("missing features", HARMONIZE, "--missing impute", cell(3, "thickness", None)),
     Case("an infinite value", HARMONIZE, "'thickness' is infinite in row 4", cell(3, "thickness", "inf")),
     Case("a missing site", HARMONIZE, "'site' (site) is empty in row 4", cell(3, "site", None)),
-    Case("a missing age", HARMONIZE, "'age' (covariate) has no value in row 4", cell(3, "age", None)),
+    Case("a missing age", HARMONIZE, "'age' (covariate) is empty in row 4", cell(3, "age", None)),
     Case("a missing diagnosis", HARMONIZE, "'dx' (target) is empty in row 4", cell(3, "dx", None)),
     Case("a missing id", f"{HARMONIZE} --id id", "'id' (id) is empty in row 4", cell(3, "id", None)),
     Case(
@@ -228,7 +228,7 @@ TABLES = [
     Case("ids that each site uses anew", HARMONIZE, "--ignore id", column("id", np.arange(24) // 2)),
     Case("one site only", HARMONIZE, "the single site 'A'", column("site", "A")),
     Case("a site for every row", f"{HARMONIZE} --site id", "different value in every row"),
-    Case("one class only", HARMONIZE, "'dx' has one class only", column("dx", "CN")),
+    Case("one class only", HARMONIZE, "'dx' is 'CN' in every row", column("dx", "CN")),
     Case(
         "a target that never varies",
         f"{HARMONIZE} --target age --covariate none --task number",

@@ -208,7 +208,7 @@ def test_numeric_targets_are_numbers_and_few_whole_ones_are_classes():
             lambda: ep.PooledDataset.from_arrays(np.ones((2, 1)), site=["A", "B"], covariates=[1, 2, 3]),
             "covariates has 3 values",
         ),
-        (lambda: pool().select(sites="site9"), "no site 'site9'; it has 'site0', 'site1', 'site2'"),
+        (lambda: pool().select(sites="Utrecht"), "no site 'Utrecht'; it has 'site0', 'site1', 'site2'"),
         (lambda: pool().covariate("agee"), "did you mean 'age'"),
         (lambda: pool().folds(1), "between 2 and the 60 rows"),
         (lambda: pool().split(1.5), "share between 0 and 1"),

@@ -125,7 +125,7 @@ def test_constant_features_and_small_sites_do_no_harm(kind, pool):
         ({"site": ["A"] * 240}, "nothing to harmonize"),
         ({"site": ["A"] * 3}, "site has 3 values but X has 240 rows"),
         ({"covariates": np.full(240, 60.0)}, "'c0' is 60 in every row"),
-        ({"y": ["AD"] * 240}, "one class only"),
+        ({"y": ["AD"] * 240}, "'target' is 'AD' in every row"),
     ],
 )
 def test_bad_pools_are_refused_with_the_validators_sentence(change, words, pool):

@@ -398,7 +398,7 @@ def test_a_saved_harmonizer_gives_the_same_numbers(truth, tmp_path):
         ({"site": ["a", "b"] * 5, "covariates": np.ones(10)}, "is 1 in every row"),
         ({"site": ["a", "b"] * 5, "covariates": [0, 1] * 5}, "never varies within a site"),
         ({"site": ["a", "b"] * 5, "fit_on": [1] * 10}, "mask of True and False"),
-        ({"site": ["a", "b"] * 5, "fit_on": np.zeros(10, dtype=bool)}, "selects nobody"),
+        ({"site": ["a", "b"] * 5, "fit_on": np.zeros(10, dtype=bool)}, "selects no row"),
         ({"site": ["a", "b"] * 5, "subject": ["x"] * 9}, "subject must have one value"),
         ({"site": ["a", None] * 5}, "is empty in rows"),
     ],
@@ -502,7 +502,7 @@ def test_covariates_without_names_are_taken_by_position(truth):
         alone.transform(pool.X, site=pool.site_labels, covariates=series),
         alone.transform(pool.X, site=pool.site_labels, covariates=pool.C),
     )
-    with pytest.raises(InputError, match=r"2 covariate\(s\) at fit \(age, sex\). Got 1"):
+    with pytest.raises(InputError, match=r"2 covariate\(s\) at fit \('age', 'sex'\). Got 1"):
         harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
 
 

@@ -1,8 +1,8 @@
 """Breaks within a site: the row from which on its measurements differ, as after a change of the scanner.
 
-A site is often two: a coil, a protocol or a version changed, and the table has one name for both. Where rows
-are in the order of measuring, as ids mostly are, such a change is a step in the residuals given covariates
-and target. The largest step along a site's first principal components is compared with that of permuted rows.
+One name of a site often covers two: a coil, a protocol or a version changed. Where rows are in the order of
+measurement, as ids mostly are, such a change is a step in the residuals given covariates and target. The
+largest step along a site's first principal components is compared with that of permuted rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equipool.checks.inputs import Inputs
 FloatArray = NDArray[np.float64]
 
 MIN_ROWS = 8  # before and after
-MAX_GROUPS = 1000  # rows of a site; of more, neighbours are averaged in so many groups
+MAX_GROUPS = 1000  # of neighbouring rows of a site; larger sites are averaged into this many
 MAX_CLASSES = 40  # of the target that are regressed out one by one
 COMPONENTS = 5
 PERMUTATIONS = 999
@@ -43,8 +43,7 @@ class Break:
 
 def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterator[Finding]:
     """Warn of sites whose rows change at some point; ``measured`` stands for the features, if given."""
-    values = inputs.X if measured is None else measured
-    regressors = _regressors(inputs)
+    values, regressors = inputs.X if measured is None else measured, _regressors(inputs)
     for k, site in enumerate(inputs.sites):
         rows = inputs.rows_with_site[inputs.site_index == k]
         step = find_break(values[rows], regressors[rows])
@@ -54,23 +53,16 @@ def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterat
         text = (
             f"From about {inputs.rows_text([first])} on, the rows of {site!r} differ from the {step.start} "
             f"before them (a step of {step.size:.0f}, where permuted rows give {step.chance:.0f}): if the "
-            f"scanner or its protocol changed there, give both parts names of their own in "
-            f"{inputs.site_name!r}; if rows are sorted by something that matters, make it a covariate."
+            f"scanner or its protocol changed there, give each part a different name in "
+            f"{inputs.site_name!r}; if the rows are sorted by a variable that matters, make it a covariate."
         )
         yield warning("break-within-site", text, inputs.site_name, rows=(last, first))
 
 
 def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> Break | None:
-    """Return the largest step in rows of one site, in their order; ``None`` where there are too few.
+    """Return the largest step in the values (rows, features) of one site, ``None`` with too few rows.
 
-    Parameters
-    ----------
-    values
-        What was measured, (rows, features).
-    regressors
-        What may explain it, (rows, k): covariates and target.
-    seed
-        Of the permutations.
+    Rows are in their order; regressors are covariates and target, (rows, k).
     """
     starts = np.unique(np.linspace(0, len(values), min(len(values), MAX_GROUPS), endpoint=False).astype(int))
     values, regressors = (_group_means(part, starts) for part in (values, regressors))
@@ -126,7 +118,7 @@ def _with_hinges(regressors: FloatArray) -> FloatArray:
 def _components(values: FloatArray, regressors: FloatArray) -> FloatArray | None:
     """Return the first principal components of the residuals, each of variance 1; ``None`` if they are 0."""
     largest = np.abs(values).max(axis=0)
-    values = values / np.where(largest > 0, largest, 1.0)  # squares of huge numbers are no numbers
+    values = values / np.where(largest > 0, largest, 1.0)  # squares of huge numbers overflow
     design = np.column_stack([np.ones(len(regressors)), regressors])
     residuals = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     deviation = residuals.std(axis=0)

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.checks.findings import Finding, listed, plural, warning
+from equipool.checks.findings import Finding, listed, note, plural, warning
 from equipool.checks.inputs import Inputs
-from equipool.checks.overlap import NINE_TENTHS, SitePrediction, nine_tenths
+from equipool.checks.overlap import NINE_TENTHS, SitePrediction, nine_tenths, two_valued
 
 FloatArray = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ def site_cautions(inputs: Inputs) -> Iterator[Finding]:
     labels, counts = inputs.sites, np.bincount(inputs.site_index)
     if len(labels) < 2:
         return
-    single = labels[counts == 1]
+    single, small = labels[counts == 1], labels[(counts > 1) & (counts < SMALL_SITE)]
     if 0 < len(single) < len(labels):
         text = (
             f"{plural(len(single), 'site has', 'sites have')} one participant only ({listed(single)}): "
@@ -37,15 +37,13 @@ def site_cautions(inputs: Inputs) -> Iterator[Finding]:
             "a like site."
         )
         yield warning("single-person-site", text, inputs.site_name)
-    small = labels[(counts > 1) & (counts < SMALL_SITE)]
     if len(small):
         text = (
             f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} participants "
-            f"({listed(small)}): estimates are drawn towards the pool; add participants or merge like sites."
+            f"({listed(small)}): estimates are shrunk towards the pool; add participants or merge like sites."
         )
         yield warning("small-site", text, inputs.site_name)
-    spellings = pd.Series(labels).groupby([re.sub(r"[\W_]+", "", label).casefold() for label in labels])
-    for _, names in spellings:
+    for _, names in pd.Series(labels).groupby([re.sub(r"[\W_]+", "", label).casefold() for label in labels]):
         if len(names) > 1:
             text = (
                 f"The sites {listed(names)} differ only in case, spaces or punctuation; if they are one "
@@ -54,45 +52,36 @@ def site_cautions(inputs: Inputs) -> Iterator[Finding]:
             yield warning("similar-site-names", text, inputs.site_name)
 
 
-def class_cautions(inputs: Inputs) -> Iterator[Finding]:
-    """Warn of classes that do not occur at some sites."""
-    if inputs.task != "class" or inputs.target is None or len(inputs.sites) < 2:
+def absence_cautions(inputs: Inputs) -> Iterator[Finding]:
+    """Warn of sites without a class of the target, or without a level of a two-valued covariate."""
+    if len(inputs.sites) < 2:
         return
-    target = pd.Series(inputs.target[inputs.rows_with_site])
-    counts = pd.crosstab(inputs.sites[inputs.site_index], target).reindex(inputs.sites, fill_value=0)
-    absent = counts.index[(counts == 0).any(axis=1)]
-    if len(absent):
-        lacking = counts.columns[counts.loc[absent[0]] == 0]
-        text = (
-            f"{plural(len(absent), 'site does', 'sites do')} not have every class of {inputs.target_name!r} "
-            f"({listed(absent)}; {absent[0]!r} lacks {listed(lacking)}): the effect there is estimated from "
-            "the other sites alone."
-        )
-        yield warning("class-absent", text, inputs.target_name, inputs.site_name)
-
-
-def level_cautions(inputs: Inputs) -> Iterator[Finding]:
-    """Warn of sites that have one level only of a two-valued covariate."""
-    for name, values in zip(inputs.covariate_names, inputs.covariates[inputs.rows_with_site].T, strict=True):
-        if not two_valued(values) or len(inputs.sites) < 2:
-            continue
-        by_site = pd.Series(values).groupby(inputs.site_index)
-        single = inputs.sites[(by_site.min() == by_site.max()).to_numpy()]
-        if 0 < len(single) < len(inputs.sites):
+    rows, columns = inputs.rows_with_site, []
+    if inputs.task == "class" and inputs.target is not None:
+        columns.append(("class", inputs.target_name, pd.Series(inputs.target[rows])))
+    for name, values, levels in inputs.covariates_with_site():
+        if two_valued(values):
+            label = "{:g}".format if levels is None else dict(enumerate(levels))
+            columns.append(("level", name, pd.Series(values).map(label, na_action="ignore")))
+    for kind, name, labels in columns:
+        counts = pd.crosstab(inputs.sites[inputs.site_index], labels).reindex(inputs.sites, fill_value=0)
+        absent = counts.index[(counts == 0).any(axis=1)]
+        if len(absent) and (kind == "class" or len(absent) < len(inputs.sites)):
+            lacking = counts.columns[counts.loc[absent[0]] == 0]
             text = (
-                f"{plural(len(single), 'site has', 'sites have')} one value of {name!r} only "
-                f"({listed(single)}): its effect there is estimated from the other sites alone."
+                f"{plural(len(absent), 'site does', 'sites do')} not have every {kind} of {name!r} "
+                f"({listed(absent)}; {absent[0]!r} lacks {listed(lacking)}): the effect there is estimated "
+                "from the other sites alone."
             )
-            yield warning("level-absent", text, name, inputs.site_name)
+            yield warning(f"{kind}-absent", text, name, inputs.site_name)
 
 
 def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float]) -> Iterator[Finding]:
     """Warn where two sites share no, or little, range of a covariate."""
     for name, frame in overlap.items():
-        first, second = np.triu_indices(len(frame), k=1)
-        shares = frame.to_numpy()[first, second]
-        disjoint, worst = int((shares == 0).sum()), int(shares.argmin())
-        pair = f"{frame.index[first[worst]]!r} and {frame.index[second[worst]]!r}"
+        pairs = pairs_by_overlap(frame)
+        disjoint, (share, *worst) = sum(share == 0 for share, *_ in pairs), pairs[0]
+        pair = " and ".join(map(repr, worst))
         if disjoint:
             text = (
                 f"{plural(disjoint, 'pair of sites shares', 'pairs of sites share')} no range of {name!r} "
@@ -100,13 +89,21 @@ def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float])
                 f"them to a common {name}, which extrapolates."
             )
             yield warning("disjoint-support", text, name)
-        elif shares[worst] < LITTLE_OVERLAP:
+        elif share < LITTLE_OVERLAP:
             text = (
-                f"{pair} have {shares[worst]:.0%} of their participants in a common range of {name!r}, and "
+                f"{pair} have {share:.0%} of their participants in a common range of {name!r}, and "
                 f"{common[name]:.0%} of all participants are in the range that every site covers: methods "
                 "that need common support drop the rest."
             )
             yield warning("little-support", text, name)
+
+
+def pairs_by_overlap(frame: pd.DataFrame) -> list[tuple[float, str, str]]:
+    """Return the share and the names of each pair of sites, least overlap first."""
+    first, second = np.triu_indices(len(frame), k=1)
+    shares = frame.to_numpy()[first, second]
+    order = np.argsort(shares, kind="stable")
+    return list(zip(shares[order], frame.index[first[order]], frame.index[second[order]], strict=True))
 
 
 def confounding_cautions(
@@ -119,9 +116,9 @@ def confounding_cautions(
     if inputs.covariate_names:
         advice.append("keep the covariates, or their effect is removed with the site's")
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
-        advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be told apart fully")
+        advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be fully separated")
     text = (
-        f"The site is {'strongly' if prediction.excess > 0.5 else 'moderately'} tied to "
+        f"The site is {'strongly' if prediction.excess > 0.5 else 'moderately'} confounded with "
         f"{listed(confounding)}: from these alone a classifier predicts the site with a balanced accuracy of "
         f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%}); {'; '.join(advice)}."
     )
@@ -160,18 +157,16 @@ def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
     # By division, since the largest numbers have no distance.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         outlying = finite & (deviation > 0) & (np.abs(X / deviation - middle / deviation) > OUTLYING)
-    outlying[:, outlying.mean(axis=0) > FEW] = False
-    columns, rows = np.nonzero(outlying.T)
-    if not len(rows):
-        return
-    row, column, names = rows[0], columns[0], [inputs.feature_names[k] for k in columns]
-    text = (
-        f"{plural(len(rows), 'value is', 'values are')} far from all others, such as {X[row, column]:g} in "
-        f"{names[0]!r}, {inputs.rows_text([int(row)])} (most lie between {low[column]:g} and "
-        f"{high[column]:g}): a failure, or a code for missing? Correct it, or empty the cell and impute; "
-        "SiteHarmonizer winsorises it when site effects are estimated, and still harmonizes it."
-    )
-    yield warning("feature-outlier", text, *dict.fromkeys(names), rows=dict.fromkeys(rows))
+    columns, rows = np.nonzero((outlying & (outlying.mean(axis=0) <= FEW)).T)
+    if len(rows):
+        row, column, names = rows[0], columns[0], [inputs.feature_names[k] for k in columns]
+        text = (
+            f"{plural(len(rows), 'value is', 'values are')} far from all others, such as {X[row, column]:g} "
+            f"in {names[0]!r}, {inputs.rows_text([int(row)])} (most lie between {low[column]:g} and "
+            f"{high[column]:g}): a failure, or a code for missing? Correct it, or empty the cell and impute; "
+            "SiteHarmonizer winsorises it when site effects are estimated, and still harmonizes it."
+        )
+        yield warning("feature-outlier", text, *dict.fromkeys(names), rows=dict.fromkeys(rows))
 
 
 def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -185,14 +180,9 @@ def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
     if rows:
         text = (
             f"{plural(len(rows), 'row')} have the very same features as another ({inputs.rows_text(rows)}): "
-            "copies? Drop all but one of each, or participants will be held out who were trained on."
+            "copies? Keep one of each, or one participant is in the training and in the test data."
         )
         yield warning("copied-rows", text, rows=rows)
-
-
-def two_valued(values: FloatArray) -> bool:
-    """Whether a covariate has two values, such as sex: it has levels rather than a range."""
-    return len(np.unique(values[np.isfinite(values)])) <= 2
 
 
 def column_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -200,9 +190,8 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
     X = inputs.X[inputs.rows_with_site]
     if not X.size:
         return
-    order, n_sites = np.argsort(inputs.site_index, kind="stable"), len(inputs.sites)
-    starts = np.searchsorted(inputs.site_index[order], np.arange(n_sites))
-    low, high = (f.reduceat(X[order], starts, axis=0) for f in (np.fmin, np.fmax))
+    n_sites, grouped = len(inputs.sites), pd.DataFrame(X).groupby(inputs.site_index)
+    low, high = grouped.min().to_numpy(), grouped.max().to_numpy()
     constant = np.nanmin(low, axis=0, initial=np.inf) >= np.nanmax(high, axis=0, initial=-np.inf)
     by_site = (low >= high).all(axis=0) & ~constant & (n_sites > 1) & (len(X) > 2 * n_sites)
     near = (_mode_share(X) >= NEAR_CONSTANT) & ~constant & ~by_site
@@ -211,12 +200,12 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
         (
             "near-constant-columns",
             near,
-            f"have the same value in {NEAR_CONSTANT:.0%} of rows or more; look whether they are measurements",
+            f"have the same value in {NEAR_CONSTANT:.0%} of rows or more; check that they are measurements",
         ),
         (
             "site-in-disguise",
             by_site,
-            "never vary within a site but differ between sites: they give the site away; leave them out of "
+            "never vary within a site but differ between sites, so they identify the site; leave them out of "
             "the features",
         ),
     ):
@@ -237,13 +226,11 @@ def _mode_share(X: FloatArray) -> FloatArray:
 
 def notes(inputs: Inputs) -> Iterator[Finding]:
     """Note which columns were left out and how text levels were coded."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in inputs.left_out:
-        by_reason.setdefault(reason, []).append(name)
-    for reason, names in by_reason.items():
+    for reason in dict.fromkeys(reason for _, reason in inputs.left_out):
+        names = [name for name, why in inputs.left_out if why == reason]
         text = f"{plural(len(names), 'column')} left out of the features ({reason}): {listed(names)}."
-        yield Finding("note", "columns-left-out", text, tuple(names))
+        yield note("columns-left-out", text, *names)
     for name, levels in zip(inputs.covariate_names, inputs.levels, strict=True):
         if levels is not None:
             coded = ", ".join(f"{level!r} is {k}" for k, level in enumerate(levels))
-            yield Finding("note", "levels", f"The covariate {name!r} is coded as a number: {coded}.", (name,))
+            yield note("levels", f"The covariate {name!r} is coded as a number: {coded}.", name)

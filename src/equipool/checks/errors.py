@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -12,30 +13,25 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import Finding, error, listed, plural, raise_first_error, rows_text, warning
-from equipool.checks.inputs import Inputs, Levels, TextCell, label_codes
+from equipool.checks.inputs import Inputs
 from equipool.exceptions import EquipoolWarning, InputError
 
 Missing = Literal["error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
 COLLINEAR = 1 - 1e-9  # correlation
-IT = {"covariate": "it", "target": "the target"}  # in a sentence
 
 
 def check_inputs(
     inputs: Inputs, *, missing: Missing = "error", pooled: bool = True, one_site: bool = False
-) -> Inputs:
-    """Raise :class:`equipool.exceptions.InputError` for the first problem; return the inputs otherwise.
-
-    With ``one_site`` a single site is no problem: none was given.
-    """
+) -> None:
+    """Raise :class:`InputError` for the first problem; with ``one_site``, a single site is none."""
     findings = find_errors(inputs, missing=missing, pooled=pooled)
     raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
-    return inputs
 
 
 def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
-    """Raise the first problem that stands in the way of fitting; without a site, warn that there is one."""
+    """Raise the first problem that stands in the way of fitting; warn where no site was given."""
     check_inputs(inputs, one_site=not site_given)
     if not site_given:
         warn_of_no_site("the code is not made to forget sites")
@@ -65,9 +61,8 @@ def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
 
 def refuse_text(X: Any) -> None:
     """Raise an error that names the cell where a data frame of features has text among its numbers."""
-    if not hasattr(X, "columns") or all(pd.api.types.is_numeric_dtype(dtype) for dtype in X.dtypes):
-        return
-    raise_first_error(_text(Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))))
+    if hasattr(X, "columns") and not all(pd.api.types.is_numeric_dtype(dtype) for dtype in X.dtypes):
+        raise_first_error(_text(Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))))
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
@@ -79,8 +74,7 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
     if missing not in ("error", "impute"):
         raise InputError(f"missing must be 'error' or 'impute'. Got {missing!r}.")
     if inputs.n_rows == 0:
-        text = "The table has no rows; give at least two sites with participants."
-        return [error("empty-table", text)]
+        return [error("empty-table", "The table has no rows; give at least two sites with participants.")]
     findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]
     for finder in (_ids, _sites, _target, _covariates) if pooled else (_ids,):
         findings += finder(inputs)
@@ -98,10 +92,8 @@ def _features(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _text(inputs: Inputs) -> Iterator[Finding]:
-    by_column: dict[str, list[TextCell]] = {}
-    for cell in inputs.text_cells:
-        by_column.setdefault(cell.column, []).append(cell)
-    for column, cells in by_column.items():
+    for column, group in groupby(inputs.text_cells, key=attrgetter("column")):
+        cells = list(group)
         rows = [cell.row for cell in cells]
         remedy = "correct these cells, or empty them to mark them as missing"
         if len(rows) > 0.5 * inputs.n_rows:
@@ -113,64 +105,50 @@ def _text(inputs: Inputs) -> Iterator[Finding]:
         yield error("text-in-numbers", text, column, rows=rows)
 
 
-def _number_columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield the role, the name and the values of each covariate, and of a target that is a number."""
+def _columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Yield the role, the name and the values of each column that is no feature."""
+    yield "site", inputs.site_name, inputs.site
+    if inputs.target is not None:
+        yield "target", inputs.target_name, inputs.target
+    if inputs.ids is not None:
+        yield "id", inputs.id_name, inputs.ids
     for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
         yield "covariate", name, values
-    if inputs.task == "number" and inputs.target is not None:
-        yield "target", inputs.target_name, inputs.target
 
 
 def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
-    labels = [("site", inputs.site_name, inputs.site), ("id", inputs.id_name, inputs.ids)]
-    if inputs.task == "class":
-        labels.insert(1, ("target", inputs.target_name, inputs.target))
     text = {(cell.column, cell.row) for cell in inputs.text_cells}
-    cells = [
-        (role, name, "is empty", [row for row, label in enumerate(values) if label is None])
-        for role, name, values in labels
-        if values is not None
-    ]
-    cells += [
-        (
-            role,
-            name,
-            "has no value",
-            [k for k in np.flatnonzero(np.isnan(values)).tolist() if (name, k) not in text],
-        )
-        for role, name, values in _number_columns(inputs)
-    ]
-    for role, name, lacks, rows in cells:
+    for role, name, values in _columns(inputs):
+        rows = [row for row in np.flatnonzero(pd.isna(values)).tolist() if (name, row) not in text]
         if rows:
             where = inputs.rows_text(rows)
-            sentence = f"Column {name!r} ({role}) {lacks} in {where}; fill it in or drop these rows."
+            sentence = f"Column {name!r} ({role}) is empty in {where}; fill it in or drop these rows."
             yield error(f"missing-{role}", sentence, name, rows=rows)
-    yield from _missing_features(inputs, policy, text)
-
-
-def _missing_features(inputs: Inputs, policy: Missing, text_cells: set[tuple[str, int]]) -> Iterator[Finding]:
     empty = np.isnan(inputs.X)
-    index = {name: k for k, name in enumerate(inputs.feature_names)}
-    for column, row in text_cells:
-        if column in index:
-            empty[row, index[column]] = False
+    place = {name: k for k, name in enumerate(inputs.feature_names)}
+    for name, row in text:
+        if name in place:
+            empty[row, place[name]] = False
     if not empty.any():
         return
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
     columns = [inputs.feature_names[k] for k in np.flatnonzero(empty.any(axis=0))]
-    remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
-    text = (
+    kind, remedy = warning, "they will be imputed"
+    if policy == "error":
+        kind = error
+        remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
+    sentence = (
         f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN) in "
-        f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}; "
-        f"{remedy if policy == 'error' else 'they will be imputed'}."
+        f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}; {remedy}."
     )
-    yield (error if policy == "error" else warning)("missing-values", text, *columns, rows=rows)
+    yield kind("missing-values", sentence, *columns, rows=rows)
 
 
 def _infinite(inputs: Inputs) -> Iterator[Finding]:
     infinite = np.flatnonzero(np.isinf(inputs.X).any(axis=0))
     columns = [(inputs.feature_names[k], inputs.X[:, k]) for k in infinite]
-    for name, values in (*columns, *((name, values) for _, name, values in _number_columns(inputs))):
+    columns += [(name, values) for _, name, values in _columns(inputs) if values.dtype == np.float64]
+    for name, values in columns:
         rows = np.flatnonzero(np.isinf(values)).tolist()
         if rows:
             text = (
@@ -181,12 +159,10 @@ def _infinite(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _ids(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.ids is None:
-        return
-    counts = Counter(value for value in inputs.ids if value is not None)
-    double = [value for value, count in counts.items() if count > 1]
-    if double:
-        rows = [row for row, value in enumerate(inputs.ids) if counts.get(value, 0) > 1]
+    ids = pd.Series([] if inputs.ids is None else inputs.ids, dtype=object)
+    copies = ids[ids.duplicated(keep=False) & ids.notna()]
+    if len(copies):
+        double, rows = copies.unique(), copies.index.tolist()
         text = (
             f"{plural(len(double), 'id')} in column {inputs.id_name!r} "
             f"{'stands' if len(double) == 1 else 'stand'} more than once ({listed(double)}), "
@@ -206,81 +182,62 @@ def _sites(inputs: Inputs) -> Iterator[Finding]:
     elif len(counts) > 2 and counts.max() == 1:
         text = (
             f"Column {inputs.site_name!r} has a different value in every row, as an id would; "
-            "name the column that tells the scanner or the centre."
+            "name the column of the scanner or the centre."
         )
         yield error("site-per-row", text, inputs.site_name)
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
-    values, is_class = inputs.target_numbers, inputs.task == "class"
+    values, name = inputs.target_numbers, inputs.target_name
     if values is None or inputs.target is None:
         return
-    name, finite = inputs.target_name, values[np.isfinite(values)]
-    labels = [label for label in inputs.target if label] if is_class else []
-    if is_class and len(np.unique(finite)) == len(values) > 2:
+    classes = sorted(filter(None, inputs.target)) if inputs.task == "class" else None
+    if classes is not None and len(set(classes)) == len(values) > 2:
         text = (
             f"The target {name!r} has a different value in every row, as an id would; name the column to be "
             "predicted, or leave the target out."
         )
         yield error("target-per-row", text, name)
-    elif is_class and len(set(labels)) == 1:
-        yield _constant("one-class", "target", name, f"has one class only, {labels[0]!r}")
     else:
-        yield from _varies_too_little(inputs, "target", name, values, None)
+        yield from _varies_too_little(inputs, "target", name, values, classes)
 
 
 def _covariates(inputs: Inputs) -> Iterator[Finding]:
-    varying: list[int] = []
+    varying: list[str] = []
     columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
-    for k, (name, values, levels) in enumerate(columns):
+    for name, values, levels in columns:
         findings = list(_varies_too_little(inputs, "covariate", name, values, levels))
         yield from findings
-        if not findings and np.isfinite(values).any():
-            varying.append(k)
-    yield from _collinear(inputs, varying)
+        if not findings:
+            varying.append(name)
+    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)]
+    correlation = pd.DataFrame(complete, columns=list(inputs.covariate_names))[varying].corr().to_numpy()
+    first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
+    for one, other in np.array(varying, dtype=object)[np.column_stack([first, second])]:
+        text = (
+            f"The covariates {one!r} and {other!r} are the same up to scale, so their effects "
+            "cannot be separated; leave one of them out."
+        )
+        yield error("covariates-collinear", text, one, other)
 
 
 def _varies_too_little(
-    inputs: Inputs, role: str, name: str, values: NDArray[Any], levels: Levels
+    inputs: Inputs, role: str, name: str, values: NDArray[Any], levels: Sequence[str] | None
 ) -> Iterator[Finding]:
-    finite = values[np.isfinite(values)]
-    if len(finite) and finite.min() == finite.max():
-        only = f"{finite[0]:g}" if levels is None else repr(levels[0])
-        yield _constant(f"constant-{role}", role, name, f"is {only}")
-    elif _tied(inputs, values):
+    finite = pd.Series(values).where(np.isfinite(values))
+    it = "it" if role == "covariate" else "the target"
+    by_site = finite.groupby(inputs.site).agg(["count", "min", "max"])
+    several = by_site[by_site["count"] > 1]
+    if finite.min() == finite.max():
+        only = f"{finite.min():g}" if levels is None else repr(levels[0])
+        text = (
+            f"The {role} {name!r} is {only} in every row, so nothing can be learned about it; leave {it} out "
+            "or add rows in which it varies."
+        )
+        yield error("one-class" if role == "target" and levels else f"constant-{role}", text, name)
+    elif len(several) and (several["min"] == several["max"]).all():
         text = (
             f"The {role} {name!r} never varies within a site, so its effect and the site's are the same "
-            f"thing; add sites in which it varies, or leave {IT[role]} out (everything else can still be "
-            "learned)."
+            f"thing; add sites in which it varies, or leave {it} out (everything else can still be learned)."
         )
         yield error(f"{role}-tied-to-site", text, name, inputs.site_name)
-
-
-def _constant(code: str, role: str, name: str, what: str) -> Finding:
-    text = (
-        f"The {role} {name!r} {what} in every row, so nothing can be learned about it; leave {IT[role]} out "
-        "or add rows in which it varies."
-    )
-    return error(code, text, name)
-
-
-def _collinear(inputs: Inputs, columns: list[int]) -> Iterator[Finding]:
-    names = [inputs.covariate_names[k] for k in columns]
-    complete = inputs.covariates[np.isfinite(inputs.covariates).all(axis=1)][:, columns]
-    correlation = pd.DataFrame(complete).corr().to_numpy()
-    first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
-    for a, b in zip(first, second, strict=True):
-        text = (
-            f"The covariates {names[a]!r} and {names[b]!r} are the same up to scale, so their "
-            "effects cannot be told apart; leave one of them out."
-        )
-        yield error("covariates-collinear", text, names[a], names[b])
-
-
-def _tied(inputs: Inputs, values: NDArray[Any]) -> bool:
-    """Whether values are constant within every site that has at least two of them, and one has."""
-    finite = np.flatnonzero(np.isfinite(values))
-    sites = pd.Series(values[finite]).groupby(label_codes(inputs.site)[finite])
-    several = sites.count() > 1
-    constant = (sites.min() == sites.max())[several]
-    return bool(len(several) > 1 and several.any() and constant.all())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 from equipool.exceptions import InputError
 
 Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 SHOWN = 5  # how many names or rows a sentence lists before it only counts the rest
 
@@ -41,14 +43,12 @@ class Finding:
         return asdict(self)
 
 
-def error(code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
-    """Return a finding that stands in the way, about columns and 0-based row positions."""
-    return Finding("error", code, text, columns, tuple(int(row) + 1 for row in rows))
+def _finding(level: Level, code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
+    """Return a finding about columns and 0-based row positions."""
+    return Finding(level, code, text, columns, tuple(int(row) + 1 for row in rows))
 
 
-def warning(code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
-    """Return a finding that the user should know of, about columns and 0-based row positions."""
-    return Finding("warning", code, text, columns, tuple(int(row) + 1 for row in rows))
+error, warning, note = (partial(_finding, level) for level in LEVELS)
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
@@ -83,8 +83,8 @@ def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
     >>> rows_text([2]), rows_text([0, 1], ids=["s1", "s2"])
     ('row 3', 'rows 1 (s1), 2 (s2)')
     """
-    shown = [(row + 1, None if ids is None else ids[row]) for row in rows[:SHOWN]]
-    names = [f"{number}" if id is None else f"{number} ({id})" for number, id in shown]
+    shown = [(row, None if ids is None else ids[row]) for row in rows[:SHOWN]]
+    names = [f"{row + 1}" + ("" if id is None else f" ({id})") for row, id in shown]
     return f"row{'s' if len(rows) != 1 else ''} {_and_more(names, len(rows))}"
 
 
@@ -94,7 +94,7 @@ def _and_more(words: Sequence[str], count: int) -> str:
 
 def by_level(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return errors first, then warnings, then notes."""
-    return tuple(sorted(findings, key=lambda one: ("error", "warning", "note").index(one.level)))
+    return tuple(sorted(findings, key=lambda one: LEVELS.index(one.level)))
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

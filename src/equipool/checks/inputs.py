@@ -77,8 +77,6 @@ class Inputs:
     id_name: str = "id"
     has_features: bool = True
 
-    # -- building ------------------------------------------------------------------------------------------
-
     @classmethod
     def from_frame(
         cls, frame: pd.DataFrame, *, site: str, images: str | None = None, **roles: Unpack[Roles]
@@ -88,26 +86,34 @@ class Inputs:
         Without ``features``, every other column of numbers is one; with ``images``, a column of paths, none.
         """
         frame = frame.rename(columns=str)
-        _refuse_double_names(frame.columns, "The table")
+        refuse_double_names(frame.columns, "The table")
         covariates, ignore = _as_names(roles.get("covariates", ())), _as_names(roles.get("ignore", ()))
         target, id = roles.get("target"), roles.get("id")
         taken = [site, *covariates, *(name for name in (target, id, images) if name)]
         require_columns(frame, [*taken, *ignore])
-        _refuse_double_roles(taken)
-        features = [] if images else roles.get("features")
-        chosen, left_out = _choose_features(frame, features, {*taken, *ignore})
+        for name, count in Counter(taken).items():
+            if count > 1:
+                raise InputError(
+                    f"Column {name!r} was given two roles; give it one: the site, a covariate, the target or "
+                    "the id."
+                )
+        chosen = [] if images else roles.get("features")
+        reasons: dict[str, str] = {}
+        if chosen is None:
+            free = frame.columns.difference([*taken, *ignore], sort=False)
+            reasons = {name: _not_numbers(frame[name]) for name in free}
+            features = [name for name, reason in reasons.items() if not reason]
+        else:
+            features = _match_names(frame, _as_names(chosen), {*taken, *ignore})
         return cls._parsed(
-            frame[chosen],
+            frame[features],
             frame[site],
             frame[covariates],
-            roles.get("levels"),
             frame[target] if target else None,
-            roles.get("task"),
             frame[id] if id else None,
-            target_name=target or "target",
-            left_out=tuple(left_out),
-            site_name=site,
-            id_name=id or "id",
+            roles.get("levels"),
+            roles.get("task"),
+            left_out=tuple((name, reason) for name, reason in reasons.items() if reason),
             has_features=images is None,
         )
 
@@ -123,24 +129,23 @@ class Inputs:
                     f"give one value of {name} for each row of X."
                 )
         C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        names = arrays.get("covariate_names")
-        if names is not None:
+        if (names := arrays.get("covariate_names")) is not None:
             names = _as_names(names)
             if len(names) != C.shape[1]:
                 raise InputError(
                     f"covariate_names has {len(names)} names for {C.shape[1]} covariates; give one for each."
                 )
             C = C.set_axis(names, axis=1)
-        _refuse_double_names(features.columns, "X")
-        _refuse_double_names(C.columns, "covariates")
+        refuse_double_names(features.columns, "X")
+        refuse_double_names(C.columns, "covariates")
         return cls._parsed(
             features,
-            _series(site),
+            _series(site, "site"),
             C,
+            None if y is None else _series(y, "target"),
+            None if ids is None else _series(ids, "id"),
             arrays.get("levels"),
-            None if y is None else _series(y),
             arrays.get("task"),
-            None if ids is None else _series(ids),
             has_features=X is not None,
         )
 
@@ -150,33 +155,31 @@ class Inputs:
         features: pd.DataFrame,
         site: pd.Series[Any],
         covariates: pd.DataFrame,
-        levels: Mapping[str, Levels] | None,
         target: pd.Series[Any] | None,
-        task: Task | None,
         ids: pd.Series[Any] | None,
-        *,
-        target_name: str = "target",
-        **names: Any,
+        levels: Mapping[str, Levels] | None,
+        task: Task | None,
+        **more: Any,
     ) -> Inputs:
         X, text_in_features = _numbers(features)
         C, all_levels, text_in_covariates = _covariates(covariates, levels)
-        y, kind, text_in_target = _target(target, target_name, task)
+        text_in_target: list[TextCell] = []
+        if target is not None:
+            more["target"], more["task"], text_in_target = _target(target, task)
+            more["target_name"] = target.name
+        if ids is not None:
+            more |= {"ids": _labels(ids), "id_name": ids.name}
         return cls(
             X=X,
             feature_names=tuple(features.columns),
             site=_labels(site),
+            site_name=str(site.name),
             covariates=C,
             covariate_names=tuple(covariates.columns),
             levels=all_levels,
-            target=y,
-            target_name=target_name,
-            task=kind,
-            ids=None if ids is None else _labels(ids),
             text_cells=(*text_in_features, *text_in_covariates, *text_in_target),
-            **names,
+            **more,
         )
-
-    # -- looking -------------------------------------------------------------------------------------------
 
     @property
     def n_rows(self) -> int:
@@ -186,7 +189,7 @@ class Inputs:
     @cached_property
     def rows_with_site(self) -> NDArray[np.intp]:
         """The rows whose site is given: figures by site are over these."""
-        return np.flatnonzero([label is not None for label in self.site])
+        return np.flatnonzero(pd.notna(self.site))
 
     @cached_property
     def sites(self) -> NDArray[Any]:
@@ -196,27 +199,23 @@ class Inputs:
     @cached_property
     def site_index(self) -> NDArray[np.intp]:
         """The site of each of ``rows_with_site``, as its place among ``sites``."""
-        return np.unique(self.site[self.rows_with_site].astype(str), return_inverse=True)[1]
+        return np.searchsorted(self.sites.astype(str), self.site[self.rows_with_site].astype(str))
+
+    def covariates_with_site(self) -> Iterable[tuple[str, FloatArray, Levels]]:
+        """Return the name, the values in ``rows_with_site`` and the levels of each covariate."""
+        return zip(self.covariate_names, self.covariates[self.rows_with_site].T, self.levels, strict=True)
 
     @property
     def target_numbers(self) -> FloatArray | None:
         """The target as numbers, classes as their place in alphabetical order; NaN where it is missing."""
         if self.target is None or self.task == "number":
             return self.target
-        return label_codes(self.target)
+        places = pd.factorize(self.target, sort=True)[0].astype(np.float64)
+        return np.where(places < 0, np.nan, places)
 
     def rows_text(self, rows: Sequence[int]) -> str:
         """Name rows by number and id."""
         return rows_text(rows, None if self.ids is None else self.ids.tolist())
-
-
-def label_codes(labels: NDArray[Any]) -> FloatArray:
-    """Return each label's place in alphabetical order; NaN where it is missing."""
-    codes = pd.factorize(labels, sort=True)[0].astype(np.float64)
-    return np.where(codes < 0, np.nan, codes)
-
-
-# -- columns -----------------------------------------------------------------------------------------------
 
 
 def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
@@ -233,32 +232,13 @@ def _as_names(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _refuse_double_names(names: Iterable[object], where: str) -> None:
-    double = sorted(str(name) for name, count in Counter(names).items() if count > 1)
+def refuse_double_names(names: Iterable[object], where: str) -> None:
+    """Raise an error where a table has a column twice; names that are empty do not count."""
+    double = sorted(str(name) for name, count in Counter(names).items() if count > 1 and name != "")
     if double:
         raise InputError(
             f"{where} has the column {listed(double)} more than once; rename or drop the copies."
         )
-
-
-def _refuse_double_roles(roles: Sequence[str]) -> None:
-    for role in roles:
-        if roles.count(role) > 1:
-            raise InputError(
-                f"Column {role!r} was given two roles; give it one: the site, a covariate, the target or "
-                "the id."
-            )
-
-
-def _choose_features(
-    frame: pd.DataFrame, features: str | Sequence[str] | None, taken: set[str]
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the feature columns, and the other columns with the reason why they are none."""
-    if features is not None:
-        return _match_names(frame, _as_names(features), taken), []
-    reasons = {name: _not_numbers(frame[name]) for name in frame.columns if name not in taken}
-    chosen = [name for name, reason in reasons.items() if not reason]
-    return chosen, [(name, reason) for name, reason in reasons.items() if reason]
 
 
 def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) -> list[str]:
@@ -279,9 +259,6 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
     return [name for name in frame.columns if name in matched]
 
 
-# -- cells -------------------------------------------------------------------------------------------------
-
-
 def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
     """Return what of a column can be read as numbers, NaN elsewhere."""
     try:
@@ -297,29 +274,33 @@ def parse_labels(values: Any) -> ObjectArray:
 
 def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
     """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
-    frame = as_frame(values, "covariates", "c")
-    if isinstance(values, pd.DataFrame):
-        require_columns(frame, names)
-        frame = frame[list(names)]
-    if frame.shape[1] != len(names):
-        raise InputError(
-            f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
-            "give the same."
-        )
-    frame = frame.set_axis(list(names), axis=1)
+    frame = as_at_fit(values, names)
     numbers, _, cells = _covariates(frame, dict(zip(names, levels, strict=True)))
     if cells:
         raise InputError(
             f"The covariate {cells[0].column!r} is {cells[0].value!r} in row {cells[0].row + 1}, which was "
             "not seen at fit; correct it, or leave the row out."
         )
-    if not np.isfinite(numbers).all():
-        row, column = np.argwhere(~np.isfinite(numbers))[0]
+    for row, column in np.argwhere(~np.isfinite(numbers)):
         raise InputError(
             f"The covariate {names[column]!r} has no finite value in row {row + 1}; fill it in or "
             "drop the row."
         )
     return numbers
+
+
+def as_at_fit(values: Any, names: Sequence[str]) -> pd.DataFrame:
+    """Return covariates given after fit as a frame with the columns of the fit; by position without names."""
+    frame = as_frame(values, "covariates", "c")
+    if isinstance(values, pd.DataFrame):
+        require_columns(frame, names)
+        return frame[list(names)]
+    if frame.shape[1] != len(names):
+        raise InputError(
+            f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
+            "give the same."
+        )
+    return frame.set_axis(list(names), axis=1)
 
 
 def _is_time(column: Any) -> bool:
@@ -391,17 +372,13 @@ def _text_levels(column: pd.Series[Any], text: Sequence[TextCell]) -> Levels:
     return tuple(levels) if len(levels) <= 2 else None
 
 
-def _target(
-    column: pd.Series[Any] | None, name: str, task: Task | None
-) -> tuple[NDArray[Any] | None, Task | None, list[TextCell]]:
-    """Parse the target, if any: labels for classes, numbers for regression."""
-    if column is None:
-        return None, None, []
+def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Task, list[TextCell]]:
+    """Parse the target: labels for classes, numbers for regression."""
     if task not in (None, "class", "number"):
         raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
     if (task or _guess_task(column)) == "class":
         return _labels(column), "class", []
-    values, cells = _numbers(column.to_frame(name))
+    values, cells = _numbers(column.to_frame())
     return values[:, 0], "number", cells
 
 
@@ -431,23 +408,21 @@ def _labels(column: pd.Series[Any]) -> ObjectArray:
         # Beyond 2^53 a float is no count any more, and infinity never was one.
         if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
             column = pd.Series(values).round().astype("Int64")
-    missing = column.isna().to_numpy()
     labels = np.array([str(value) for value in column], dtype=object)
-    blank = np.array([not label.strip() for label in labels], dtype=bool)
-    labels[missing | blank] = None
+    labels[column.isna().to_numpy() | np.array([not label.strip() for label in labels], dtype=bool)] = None
     return labels
 
 
-def _series(values: Any) -> pd.Series[Any]:
+def _series(values: Any, name: str = "") -> pd.Series[Any]:
     """Return a one-dimensional column from anything that holds one."""
     if isinstance(values, pd.Series):
-        return values.reset_index(drop=True)
+        return values.reset_index(drop=True).rename(name)
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise InputError(f"Expected one value for each row, shape (rows,). Got shape {array.shape}.")
-    return pd.Series(array)
+    return pd.Series(array, name=name)
 
 
 def as_frame(values: Any, name: str, prefix: str) -> pd.DataFrame:

@@ -22,6 +22,7 @@ from equipool.checks.overlap import (
     omega_squared,
     predict_site,
     support_overlap,
+    two_valued,
 )
 
 WIDTH = 100  # characters of a line
@@ -45,7 +46,7 @@ class PreflightReport:
     common
         For each covariate, the share of participants in the range that all sites cover.
     confounding
-        For each covariate and the target: how far it goes with the site, from 0 to 1.
+        For each covariate and the target: its association with the site, from 0 to 1.
     site_prediction
         How well a classifier predicts the site from covariates and target together, and chance.
     """
@@ -120,15 +121,13 @@ def preflight(
     measured
         What was measured, (rows, numbers), where the features only stand for it, as with images.
     """
-    errors = find_errors(inputs, missing=missing)
     several = len(inputs.sites) > 1
     overlap, common = _overlap(inputs) if several else ({}, {})
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [
-        *errors,
+        *find_errors(inputs, missing=missing),
         *cautions.site_cautions(inputs),
-        *cautions.class_cautions(inputs),
-        *cautions.level_cautions(inputs),
+        *cautions.absence_cautions(inputs),
         *cautions.overlap_cautions(overlap, common),
         *cautions.confounding_cautions(inputs, confounding, prediction),
         *cautions.outlier_cautions(inputs),
@@ -146,7 +145,7 @@ def _site_table(inputs: Inputs) -> pd.DataFrame:
     rows, site_index = inputs.rows_with_site, inputs.site_index
     index = pd.Index(inputs.sites, name=inputs.site_name)
     columns: dict[str, Any] = {"rows": np.bincount(site_index, minlength=len(index))}
-    for name, values in zip(inputs.covariate_names, inputs.covariates[rows].T, strict=True):
+    for name, values, _ in inputs.covariates_with_site():
         by_site = pd.Series(values).groupby(site_index)
         columns |= {f"{name} {what}": by_site.agg(what).to_numpy() for what in ("min", "median", "max")}
     table = pd.DataFrame(columns, index=index)
@@ -161,11 +160,11 @@ def _site_table(inputs: Inputs) -> pd.DataFrame:
 
 def _overlap(inputs: Inputs) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
     frames, shares = {}, {}
-    for name, values in zip(inputs.covariate_names, inputs.covariates[inputs.rows_with_site].T, strict=True):
+    for name, values, _ in inputs.covariates_with_site():
         finite = np.isfinite(values)
         values, site_index = values[finite], inputs.site_index[finite]
         # Two levels have no range, and a site without a single value has no support to compare.
-        if not cautions.two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
+        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
             frames[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
             shares[name] = common_support(values, site_index)
     return frames, shares
@@ -173,35 +172,30 @@ def _overlap(inputs: Inputs) -> tuple[dict[str, pd.DataFrame], dict[str, float]]
 
 def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | None]:
     rows, site_index = inputs.rows_with_site, inputs.site_index
-    variables = dict(zip(inputs.covariate_names, inputs.covariates[rows].T, strict=True))
+    columns = [(name, values, False) for name, values, _ in inputs.covariates_with_site()]
     if inputs.target_numbers is not None:
-        variables[inputs.target_name] = inputs.target_numbers[rows]
+        columns.append((inputs.target_name, inputs.target_numbers[rows], inputs.task == "class"))
     strength: dict[str, float] = {}
-    for name, values in variables.items():
+    for name, values, is_class in columns:
         finite = np.isfinite(values)
         values, sites = values[finite], np.unique(site_index[finite], return_inverse=True)[1]
-        if len(np.unique(values)) < 2:
-            continue
-        is_class = (
-            inputs.task == "class" and name == inputs.target_name and name not in inputs.covariate_names
-        )
-        strength[name] = cramers_v(values.astype(int), sites) if is_class else omega_squared(values, sites)
-    if not variables:
+        if len(np.unique(values)) > 1:
+            strength[name] = (
+                cramers_v(values.astype(int), sites) if is_class else omega_squared(values, sites)
+            )
+    complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
+    if not columns or not complete.any():
         return strength, None
-    columns = np.column_stack(list(variables.values()))
-    complete = np.isfinite(columns).all(axis=1)
-    return strength, predict_site(columns[complete], site_index[complete]) if complete.any() else None
+    variables = np.column_stack([values[complete] for _, values, _ in columns])
+    return strength, predict_site(variables, site_index[complete])
 
 
 # -- text --------------------------------------------------------------------------------------------------
 
 
 def _sites_text(report: PreflightReport) -> str:
-    inputs = report.inputs
-    head = (
-        f"{plural(inputs.n_rows, 'row')}, {plural(len(inputs.feature_names), 'feature')}, "
-        f"{plural(len(report.sites), 'site')}"
-    )
+    features, sites = plural(len(report.inputs.feature_names), "feature"), plural(len(report.sites), "site")
+    head = f"{plural(report.inputs.n_rows, 'row')}, {features}, {sites}"
     if report.sites.empty:
         return head
     shown = report.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
@@ -226,20 +220,17 @@ def _pairs_text(frame: pd.DataFrame) -> str:
     """Return a small matrix whole, of a large one the pairs with the least overlap."""
     if len(frame) <= MATRIX_SHOWN:
         return frame.to_string(float_format=lambda share: f"{share:.0%}")
-    first, second = np.triu_indices(len(frame), k=1)
-    values = frame.to_numpy()[first, second]
-    worst = np.argsort(values, kind="stable")[:5]
-    lines = [f"{values[k]:4.0%}  {frame.index[first[k]]} – {frame.index[second[k]]}" for k in worst]
-    return "\n".join([*lines, f"… the least of {len(values)} pairs; median {np.median(values):.0%}"])
+    pairs = cautions.pairs_by_overlap(frame)
+    lines = [f"{share:4.0%}  {one} – {other}" for share, one, other in pairs[:5]]
+    median = np.median([share for share, *_ in pairs])
+    return "\n".join([*lines, f"… the least of {len(pairs)} pairs; median {median:.0%}"])
 
 
 def _confounding_text(report: PreflightReport) -> str:
     if not report.confounding:
         return ""
-    lines = [
-        "How far each goes with the site (0 not at all, 1 fully: ω² for numbers, Cramér's V for classes):",
-        *(f"  {value:.2f}  {name}" for name, value in report.confounding.items()),
-    ]
+    head = "Association of each with the site (0 none, 1 complete: ω² for numbers, Cramér's V for classes):"
+    lines = [head, *(f"  {value:.2f}  {name}" for name, value in report.confounding.items())]
     if (prediction := report.site_prediction) is not None:
         lines.append(
             "  A classifier predicts the site from all of them with a balanced accuracy of "

@@ -1,14 +1,65 @@
-"""Covariates to keep, numbers and categories, as the numbers that a regression takes."""
+"""Covariates as numbers: the name, unit and scale of each, and 0/1 columns for categories."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
-from equipool.checks.inputs import as_frame, as_numbers, parse_labels
+from equipool.checks.inputs import Inputs, as_at_fit, as_frame, as_numbers, parse_labels
 from equipool.exceptions import InputError
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Covariate:
+    """A covariate's name, unit and scale; scaled values lie in [−1, 1] over the rows it was made from.
+
+    Examples
+    --------
+    >>> age = Covariate.of("age", np.array([20.0, 80.0]), unit="years")
+    >>> age.scaled(np.array([20.0, 50.0, 80.0, 95.0]))
+    array([-1. ,  0. ,  1. ,  1.5])
+    >>> float(age.unscaled(0.0))
+    50.0
+    """
+
+    name: str
+    unit: str = ""
+    centre: float = 0.0
+    scale: float = field(default=1.0, metadata={"above": 0})
+    levels: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, values: FloatArray, *, unit: str = "", levels: tuple[str, ...] | None = None
+    ) -> Covariate:
+        """Take the scale from the range of values."""
+        low, high = float(values.min()), float(values.max())
+        return cls(name, unit, (low + high) / 2, (high - low) / 2 or 1.0, levels)
+
+    def scaled(self, values: ArrayLike) -> Any:
+        """Return (values − centre) / scale."""
+        return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
+
+    def unscaled(self, values: ArrayLike) -> Any:
+        """Return values in the covariate's unit."""
+        return np.asarray(values, dtype=np.float64) * self.scale + self.centre
+
+
+def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tuple[Covariate, ...]:
+    """Take each covariate's scale from the rows at hand; units are by name."""
+    return tuple(
+        Covariate.of(name, values, unit=(units or {}).get(name, ""), levels=levels)
+        for name, values, levels in zip(
+            inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -22,36 +73,36 @@ class Encoding:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, names that do not come from the columns and their categories."""
-        apart = [
-            [f"{column}={level}" for level in self.categories[column][1:]]
-            if column in self.categories
-            else [column]
-            for column in self.columns
-        ]
-        if self.names and [name for names in apart for name in names] != list(self.names):
+        names = [name for column in self.columns for name in self._names(column)]
+        if self.names and names != list(self.names):
             raise ValueError("names")
 
     def apart(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with a 0/1 column for each level but the first of a category."""
         columns: dict[str, Any] = {}
-        for name in frame.columns:
-            levels = self.categories.get(name)
-            if levels is None:
-                columns[name] = frame[name]
+        for column in frame.columns:
+            if column not in self.categories:
+                columns[column] = frame[column]
                 continue
-            labels = parse_labels(frame[name])
+            levels, labels = self.categories[column], parse_labels(frame[column])
             for row, label in enumerate(labels, start=1):
                 if label not in levels:
                     raise InputError(
-                        f"The covariate {name!r} is {label!r} in row {row}; at fit it was one of "
+                        f"The covariate {column!r} is {label!r} in row {row}; at fit it was one of "
                         f"{', '.join(levels)}; correct it, or leave the row out."
                     )
-            columns |= {f"{name}={level}": (labels == level).astype(float) for level in levels[1:]}
+            is_level = ((labels == level).astype(float) for level in levels[1:])
+            columns |= dict(zip(self._names(column), is_level, strict=True))
         return pd.DataFrame(columns, index=frame.index)
+
+    def _names(self, column: str) -> list[str]:
+        """Return the names of the columns of numbers that one of the user's becomes."""
+        levels = self.categories.get(column)
+        return [column] if levels is None else [f"{column}={level}" for level in levels[1:]]
 
 
 def encode(frame: pd.DataFrame) -> Encoding:
-    """Find the categories with more than two levels; their levels are kept in alphabetical order."""
+    """Detect the categories with more than two levels; their levels are kept in alphabetical order."""
     categories = {}
     for name, column in frame.items():
         is_category = isinstance(column.dtype, pd.CategoricalDtype)
@@ -68,14 +119,12 @@ def covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = 
     """Return covariates as a frame; values without names take those of the fit, by position."""
     if covariates is None:
         return pd.DataFrame(index=range(rows))
-    named = isinstance(covariates, (pd.DataFrame, dict))
-    frame = as_frame(pd.DataFrame(covariates) if named else covariates, "covariates", "c")
-    if names is not None and (not named or (names == ("c0",) and frame.shape[1] == 1)):
-        if frame.shape[1] != len(names):
-            raise InputError(
-                f"There were {len(names)} covariate(s) at fit ({', '.join(names)}). Got {frame.shape[1]}."
-            )
-        frame.columns = list(names)
+    given = pd.DataFrame(covariates) if isinstance(covariates, dict) else covariates
+    frame = as_frame(given, "covariates", "c")
+    if names == ("c0",) and frame.shape[1] == 1:  # it had no name at fit
+        frame.columns = pd.Index(names)
+    elif names is not None:
+        frame = as_at_fit(given, names)
     if len(frame) != rows:
         raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
     return frame

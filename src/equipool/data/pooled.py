@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
 from equipool.checks.findings import listed, plural
+from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import deal, systematic
 from equipool.data.tables import image_paths, label_columns, read_table
 from equipool.exceptions import InputError, did_you_mean
@@ -22,49 +23,13 @@ IntArray = NDArray[np.intp]
 Stratum = Literal["site", "target"] | str
 
 
-@dataclass(frozen=True)
-class Covariate:
-    """A covariate's name, unit and scale; scaled values lie in [−1, 1] over the rows it was made from.
-
-    Examples
-    --------
-    >>> age = Covariate.of("age", np.array([20.0, 80.0]), unit="years")
-    >>> age.scaled(np.array([20.0, 50.0, 80.0, 95.0]))
-    array([-1. ,  0. ,  1. ,  1.5])
-    >>> float(age.unscaled(0.0))
-    50.0
-    """
-
-    name: str
-    unit: str = ""
-    centre: float = 0.0
-    scale: float = field(default=1.0, metadata={"above": 0})
-    levels: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, name: str, values: FloatArray, *, unit: str = "", levels: tuple[str, ...] | None = None
-    ) -> Covariate:
-        """Take the scale from the range of values."""
-        low, high = float(values.min()), float(values.max())
-        return cls(name, unit, (low + high) / 2, (high - low) / 2 or 1.0, levels)
-
-    def scaled(self, values: ArrayLike) -> Any:
-        """Return (values − centre) / scale."""
-        return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
-
-    def unscaled(self, values: ArrayLike) -> Any:
-        """Return values in the covariate's unit."""
-        return np.asarray(values, dtype=np.float64) * self.scale + self.centre
-
-
 @dataclass(frozen=True, eq=False)
 class PooledDataset:
     """A checked, immutable pool of rows from several sites.
 
     Build it with :meth:`from_arrays`, :meth:`from_frame` or :meth:`read`; select rows with
-    ``pool[rows]`` or :meth:`select`. A selection keeps the sites' names and the covariates' scale of the
-    whole, so that train and test speak the same language.
+    ``pool[rows]`` or :meth:`select`. A selection keeps the sites and the covariates' scale of the whole pool,
+    so that training and test rows have the same codes.
 
     Attributes
     ----------
@@ -157,7 +122,7 @@ class PooledDataset:
             )
         if like is not None:
             arrays = {"covariate_names": like.covariate_names, **arrays}
-            arrays |= {"levels": like._levels(), "task": like.task}
+            arrays |= like._coding()
         inputs = Inputs.from_arrays(X, site=site, **arrays)
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
@@ -180,7 +145,7 @@ class PooledDataset:
         """
         paths = None if images is None else image_paths(frame, images)
         if like is not None:
-            roles = {**roles, "levels": like._levels(), "task": like.task, "features": like.feature_names}
+            roles = {**roles, **like._coding(), "features": like.feature_names}
         inputs = Inputs.from_frame(frame, site=site, images=images, **roles)
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
@@ -202,7 +167,7 @@ class PooledDataset:
         """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
         if like is None:
-            covariates = _covariates_of(inputs, units or {})
+            covariates = covariates_of(inputs, units)
         elif inputs.covariate_names != like.covariate_names:
             raise InputError(
                 f"The pool has the covariates {list(like.covariate_names)}. Got "
@@ -211,21 +176,17 @@ class PooledDataset:
         else:
             covariates = like.covariates
         # The sites of the pool that these rows are like come first.
-        first = () if like is None else like.sites
-        sites = (*first, *(name for name in inputs.sites if name not in first))
-        place = {name: k for k, name in enumerate(sites)}
-        ids = inputs.ids
-        if ids is None:
-            ids = np.array([str(row + 1) for row in range(inputs.n_rows)], dtype=object)
+        sites = tuple(dict.fromkeys([*(() if like is None else like.sites), *inputs.sites]))
+        ids = np.arange(1, inputs.n_rows + 1).astype(str) if inputs.ids is None else inputs.ids
         return cls(
             X=inputs.X.copy() if images is None else None,
             images=images,
             y=None if inputs.target is None else inputs.target.copy(),
-            site=np.array([place[label] for label in inputs.site], dtype=np.intp),
+            site=pd.Index(sites).get_indexer(inputs.site),
             sites=sites,
             C=inputs.covariates.copy(),
             covariates=covariates,
-            ids=ids.copy(),
+            ids=ids.astype(object),
             feature_names=inputs.feature_names if images is None else (),
             target_name=inputs.target_name,
             task=inputs.task,
@@ -233,9 +194,10 @@ class PooledDataset:
             id_name=inputs.id_name,
         )
 
-    def _levels(self) -> dict[str, tuple[str, ...] | None]:
-        """Return the text levels that other rows must be coded with to be comparable."""
-        return {covariate.name: covariate.levels for covariate in self.covariates}
+    def _coding(self) -> Any:
+        """Return the levels and the task that other rows must have to be comparable."""
+        levels = {covariate.name: covariate.levels for covariate in self.covariates}
+        return {"levels": levels, "task": self.task}
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -243,9 +205,9 @@ class PooledDataset:
         return len(self.site)
 
     def __repr__(self) -> str:
-        what = "images" if self.X is None else f"{self.X.shape[1]} feature{'s' * (self.X.shape[1] != 1)}"
+        what = "images" if self.X is None else plural(self.X.shape[1], "feature")
         names = ", ".join(self.sites[:4]) + (", …" if len(self.sites) > 4 else "")
-        parts = [f"{len(self)} rows", what, f"{len(self.sites)} sites ({names})"]
+        parts = [plural(len(self), "row"), what, f"{plural(len(self.sites), 'site')} ({names})"]
         if self.covariates:
             parts.append("covariates " + ", ".join(self.covariate_names))
         if self.y is not None:
@@ -279,9 +241,7 @@ class PooledDataset:
 
     def covariate(self, name: str) -> FloatArray:
         """Return one covariate by name, in its unit."""
-        if name not in self.covariate_names:
-            hint = did_you_mean(name, self.covariate_names, f"there are {list(self.covariate_names)}.")
-            raise InputError(f"The pool has no covariate {name!r}; {hint}")
+        _require_names("covariate", [name], self.covariate_names)
         return self.C[:, self.covariate_names.index(name)]
 
     def to_frame(self) -> pd.DataFrame:
@@ -411,16 +371,9 @@ class PooledDataset:
         return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers
 
 
-def _covariates_of(inputs: Inputs, units: Mapping[str, str]) -> tuple[Covariate, ...]:
-    """Take each covariate's scale from the rows at hand."""
-    return tuple(
-        Covariate.of(name, inputs.covariates[:, k], unit=units.get(name, ""), levels=inputs.levels[k])
-        for k, name in enumerate(inputs.covariate_names)
-    )
-
-
 def _require_names(what: str, names: Sequence[str], there: Sequence[str]) -> None:
-    """Raise an error that says which names there are, where one is not among them."""
+    """Raise an error with the nearest name, or those that there are, where one is not among them."""
     for name in names:
         if name not in there:
-            raise InputError(f"The pool has no {what} {name!r}; it has {listed(there, shown=12)}.")
+            hint = did_you_mean(name, there, f"it has {listed(there, shown=12)}.")
+            raise InputError(f"The pool has no {what} {name!r}; {hint}")

@@ -15,9 +15,9 @@ from equipool.checks import Inputs, check_for_fit
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates
-from equipool.data import Covariate
+from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.volumes import Volumes
-from equipool.estimators.arguments import chosen_rows, given_sites, learned_from, target_columns
+from equipool.estimators.harmonizer import chosen_rows, given_sites, learned_from, target_columns
 from equipool.estimators.training_data import as_volumes, check_grid
 from equipool.exceptions import InputError
 from equipool.sites.effect import array
@@ -107,10 +107,7 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
         self.n_features_in_ = volumes.shape[1]
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
-        self.covariates_ = tuple(
-            Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
-            for k, name in enumerate(inputs.covariate_names)
-        )
+        self.covariates_ = covariates_of(inputs)
         warn_of_small_sites(self.sites_, np.bincount(index))
         c = self._scaled(inputs.covariates)
         self.model_ = fit_volume_sites(volumes, c, index, target_columns(inputs))

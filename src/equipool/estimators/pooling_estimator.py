@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
-from equipool.data import Covariate
+from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
 from equipool.estimators.front import Front, fit_front, with_site, without_site
@@ -341,10 +341,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
-        self.covariates_ = tuple(
-            Covariate.of(name, inputs.covariates[:, k], levels=inputs.levels[k])
-            for k, name in enumerate(inputs.covariate_names)
-        )
+        self.covariates_ = covariates_of(inputs)
         features = self._without_site(features)
         if isinstance(features, Volumes):
             self.feature_mean_, deviation = voxel_scales(features, partial(without_site, self.front_))

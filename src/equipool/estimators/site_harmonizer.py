@@ -5,31 +5,29 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import softmax
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.checks import Inputs, Missing, check_inputs, refuse_text
 from equipool.checks.errors import warn_of_no_site, warn_of_small_sites
 from equipool.checks.findings import listed, plural
-from equipool.checks.inputs import parse_covariates, parse_labels, require_columns
+from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
 from equipool.data.covariates import Encoding, covariate_frame, encode
 from equipool.data.splits import deal
-from equipool.estimators.arguments import (
+from equipool.estimators.harmonizer import (
+    Harmonizer,
     chosen_rows,
     given_sites,
     learned_from,
-    like,
-    persons,
-    same_label,
+    participants,
     support,
     target_columns,
 )
@@ -40,26 +38,18 @@ from equipool.sites.effect import array as declared
 from equipool.sites.model import SiteModel, fit_site_model
 from equipool.sites.shift_scale import TURNS
 
-__all__ = ["SiteHarmonizer"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
-UnseenSite = Literal["error", "pooled", "adapt"]
 
 FOLDS = 5  # of participants, for choices in fit
 MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer, the shift is mostly that of these participants
-READING_RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
+RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
 
 EFFECTS = {"site": str, "feature": str, "shift": float, "low": float, "high": float, "scale": float}
 EFFECTS |= {"warped": bool, "winsorised": float}
-SUPPORT = {
-    "site": str,
-    "covariate": str,
-    "low": float,
-    "high": float,
-    "share_beyond": float,
-    "farthest": float,
-}
+SUPPORT = {"site": str, "covariate": str, "low": float, "high": float}
+SUPPORT |= {"share_beyond": float, "farthest": float}
+CHOICES = {"unseen_site": ("error", "pooled", "adapt"), "missing": ("error", "impute")}
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,8 @@ class Learned:
     covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
 
 
-class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(kw_only=True, eq=False, repr=False)
+class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     """Remove site effects from features: the same columns and units, without the site.
 
     A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` with the
@@ -145,26 +136,17 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
     True
     """
 
-    _learned: ClassVar[type] = Learned
+    reference_site: str | None = None
+    missing: Missing = "error"
+    mixing: float | None = None
+    bending: bool | None = None
+    network: bool | None = None
 
-    def __init__(
-        self,
-        *,
-        unseen_site: UnseenSite = "error",
-        reference_site: str | None = None,
-        missing: Missing = "error",
-        mixing: float | None = None,
-        bending: bool | None = None,
-        network: bool | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        self.unseen_site = unseen_site
-        self.reference_site = reference_site
-        self.missing = missing
-        self.mixing = mixing
-        self.bending = bending
-        self.network = network
-        self.random_state = random_state
+    _learned: ClassVar[type] = Learned
+    _advice: ClassVar[str] = (
+        'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its rows, or "pooled" to leave '
+        "them as they are."
+    )
 
     # -- fit -----------------------------------------------------------------------------------------------
 
@@ -201,8 +183,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = covariate_frame(covariates, len(x))
         rows = learned_from(fit_on, len(x))
-        frame, encoding = frame[rows], encode(frame[rows])
-        x = x if rows.all() else x[rows]
+        frame, x = frame[rows], x if rows.all() else x[rows]
+        encoding = encode(frame)
         inputs = Inputs.from_arrays(
             X.loc[rows] if hasattr(X, "columns") else x,
             site=np.zeros(len(x), dtype=int) if site is None else chosen_rows(site, rows, "site"),
@@ -211,9 +193,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         )
         self._check(inputs, site_given=site is not None)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
-        self.sites_, codes = np.unique(inputs.site.astype(str), return_inverse=True)
-        participant = np.arange(len(x)) if subject is None else persons(subject, rows)
-        design = self._design(inputs, codes.astype(np.intp), participant)
+        self.sites_, site_index = np.unique(inputs.site.astype(str), return_inverse=True)
+        participant = np.arange(len(x)) if subject is None else participants(subject, rows)
+        design = self._design(inputs, site_index.astype(np.intp), participant)
         self._standardise(x, design.weight)
         self.support_ = support(inputs, self.sites_, design.site)
         z = self._standardised(self._filled_at_fit(x, design))
@@ -223,46 +205,41 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             shrinkage=self.mixing,
             warp=None if self.bending is None else bool(self.bending),
             coupling=None if self.network is None else bool(self.network),
-            seed=self._seed(),
+            seed=self._seed,
         )
         self.site_effects_ = self._effects(inputs.feature_names)
-        self.covariate_readers_ = self._fitted_readers(z, design)
+        self.covariate_readers_ = self._regressions(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
-    def check_settings(self) -> None:
-        """Refuse settings that mean nothing."""
-        for name, value, allowed in (
-            ("unseen_site", self.unseen_site, ("error", "pooled", "adapt")),
-            ("missing", self.missing, ("error", "impute")),
-        ):
-            if value not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
+    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
+        """Refuse settings and inputs that cannot be fitted."""
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
-        for name, wanted in (("bending", self.bending), ("network", self.network)):
-            if not (wanted is None or isinstance(wanted, bool | np.bool_)):
-                raise InputError(f"{name} must be True, False or None. Got {wanted!r}.")
-
-    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
-        self.check_settings()
+        for name in ("bending", "network"):
+            if not isinstance(getattr(self, name), bool | np.bool_ | None):
+                raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
         one_site = not site_given and len(set(inputs.site)) == 1
         check_inputs(inputs, missing=self.missing, one_site=one_site)
         if one_site:
             warn_of_no_site("there is nothing to harmonize")
-        names = sorted(set(inputs.site.astype(str)))
-        if self.reference_site is not None and not same_label(self.reference_site, names):
+        names, reference = sorted(set(inputs.site.astype(str))), str(parse_labels([self.reference_site])[0])
+        # 2 and 2.0 are the same site.
+        if self.reference_site is not None and not {reference, f"{reference}.0"} & set(names):
             raise InputError(
                 f"The reference site {self.reference_site!r} is not among the sites; there are "
                 f"{listed(names, shown=8)}."
             )
 
-    def _design(self, inputs: Inputs, codes: IntArray, participant: NDArray[Any]) -> Design:
+    def _design(self, inputs: Inputs, site_index: IntArray, participant: NDArray[Any]) -> Design:
         _, first, index = np.unique(participant, return_index=True, return_inverse=True)
         # Folds are dealt to participants, by the site of their first row.
-        fold = deal([codes[first]], [], min(FOLDS, len(first)), seed_for(self._seed(), "folds"))
+        fold = deal([site_index[first]], [], min(FOLDS, len(first)), seed_for(self._seed, "folds"))
         return Design(
-            site=codes,
+            site=site_index,
             covariates=inputs.covariates,
             target=target_columns(inputs),
             weight=1 / np.bincount(index)[index].astype(np.float64),
@@ -294,11 +271,11 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         self.feature_scale_ = np.where(self.harmonized_, deviation, 1.0)
 
     def _filled_at_fit(self, x: FloatArray, design: Design) -> FloatArray:
-        """Return the features with missing cells drawn from their site, covariates and others' residuals."""
+        """Return the features, missing cells filled with their prediction and another row's residual."""
         empty = np.isnan(x)
         if not empty.any():
             return x
-        rng = np.random.default_rng(seed_for(self._seed(), "imputation"))
+        rng = np.random.default_rng(seed_for(self._seed, "imputation"))
         filled, holes = np.where(empty, self.feature_mean_, x), empty[:, self.harmonized_]
         for _ in range(TURNS):
             z = self._standardised(filled)
@@ -328,14 +305,14 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         )
         return pd.DataFrame(dict(zip(EFFECTS, columns, strict=True)))
 
-    def _fitted_readers(self, z: FloatArray, design: Design) -> FloatArray:
+    def _regressions(self, z: FloatArray, design: Design) -> FloatArray:
         """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
 
-        For rows that come without covariates: from features as measured, and less their site's shift.
+        For rows without covariates: from features as measured, and from features minus their site's shift.
         """
         if not design.covariates.shape[1]:
             return np.empty((2, z.shape[1] + 1, 0))
-        ridge = Ridge(alpha=READING_RIDGE * len(z), solver="cholesky")
+        ridge = Ridge(alpha=RIDGE * len(z), solver="cholesky")
         fits = (
             ridge.fit(winsorised(values, 1.0), design.covariates, sample_weight=design.weight)
             for values in (z, z - self.model_.effects[0][design.site])
@@ -354,43 +331,29 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         check_is_fitted(self, "model_")
         measured = self._features(X)
         if len(self.sites_) < 2:
-            return like(X, self._filled(measured, None, covariates).copy())
+            return _like(X, self._filled(measured, None, covariates).copy())
         labels = None if site is None else given_sites(site, len(measured))
-        codes = None if labels is None else self._codes(labels)
-        x, holes = self._filled(measured, codes, covariates), np.isnan(measured)[:, self.harmonized_]
+        index = None if labels is None else self._site_index(labels)
+        x, holes = self._filled(measured, index, covariates), np.isnan(measured)[:, self.harmonized_]
         z = self._standardised(x)
-        c = self._covariates(covariates, z, codes)
+        c = self._covariates(covariates, z, index)
         predicted, unchanged = self.model_.trend(c), x == self.point_masses_
-        if labels is None or codes is None:
+        if labels is None or index is None:
             harmonized = self._averaged_over_sites(z, c, predicted)
         else:
-            model, codes = self._with_new_sites(labels, codes, np.where(holes, np.nan, z), c)
-            undone = model.undo(z, model.at(c, codes, predicted))
+            model, index = self._with_new_sites(labels, index, np.where(holes, np.nan, z), c)
+            undone = model.undo(z, model.at(c, index, predicted))
             harmonized = self._at_reference(undone, c, predicted)
-            unchanged |= self._stay_as_they_are(codes)[:, None]
-        if holes.any():  # what was not measured is what the covariates predict
+            unchanged |= ((index < 0) | (index == self._reference))[:, None]
+        if holes.any():  # cells that were not measured get the prediction of the covariates
             harmonized = np.where(holes, self._at_reference(predicted, c, predicted), harmonized)
         result = x.copy()
         result[:, self.harmonized_] = self._in_units(harmonized)
         np.copyto(result, x, where=unchanged)
-        return like(X, result)
-
-    def fit_transform(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        site: Any = None,
-        covariates: Any = None,
-        subject: Any = None,
-        fit_on: Any = None,
-    ) -> Any:
-        """Fit, and transform the same rows."""
-        self.fit(X, y, site=site, covariates=covariates, subject=subject, fit_on=fit_on)
-        return self.transform(X, site=site, covariates=covariates)
+        return _like(X, result)
 
     def infer_site(self, X: Any, *, covariates: Any = None) -> pd.DataFrame:
-        """Return how likely each row was measured at each site, (rows, sites)."""
+        """Return the probability of each site for each row, (rows, sites)."""
         check_is_fitted(self, "model_")
         z = self._standardised(self._filled(self._features(X), None, covariates))
         posterior = self._posterior(z, self._covariates(covariates, z, None))
@@ -410,12 +373,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             "coupling": composition["coupling"].share,
         }
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the fitted harmonizer as safetensors and JSON; :func:`equipool.load` reads it."""
-        from equipool.estimators.persistence import save
-
-        return save(self, folder)
-
     # -- inside --------------------------------------------------------------------------------------------
 
     def __sklearn_tags__(self) -> Any:
@@ -423,8 +380,16 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         tags.input_tags.allow_nan = self.missing == "impute"
         return tags
 
+    @property
     def _seed(self) -> int:
-        return 0 if self.random_state is None else int(self.random_state)
+        return int(self.random_state or 0)
+
+    @property
+    def _reference(self) -> int:
+        """The index of the reference site, −1 without one."""
+        if self.reference_site is None:
+            return -1
+        return int(self._site_index(parse_labels([self.reference_site]))[0])
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
         """Return X as an array; values of new rows that cannot be used are refused."""
@@ -461,60 +426,44 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         guess[:, self.harmonized_] = self._in_units(z)
         return np.where(np.isnan(x), guess, x)
 
-    def _codes(self, labels: NDArray[Any]) -> IntArray:
-        """Return site indices; −1 for a site that was not seen at fit, if that is allowed."""
-        place = {str(name): k for k, name in enumerate(self.sites_)}
-        # 1 and 1.0 are the same site, whatever else is in the batch.
-        place |= {name[:-2]: k for name, k in place.items() if name.endswith(".0")}
-        unseen = sorted({str(label) for label in labels} - set(place))
-        if unseen and self.unseen_site == "error":
-            raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; known are {listed(self.sites_, shown=8)}. Use "
-                'unseen_site="adapt" (--unseen-site adapt) to estimate it from its own rows, or "pooled" to '
-                "leave them as they are."
-            )
-        return np.array([place.get(str(label), -1) for label in labels], dtype=np.intp)
-
-    def _covariates(self, covariates: Any, z: FloatArray, codes: IntArray | None) -> FloatArray:
-        """Return covariates as numbers, (rows, K); without them, as the features predict them."""
+    def _covariates(self, covariates: Any, z: FloatArray, index: IntArray | None) -> FloatArray:
+        """Return covariates as numbers, (rows, K); where none are given, predicted from the features."""
         names, levels = self.encoding_.names, self.encoding_.levels
         if not names:
             return np.empty((len(z), 0))
         if covariates is not None:
             frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
-            require_columns(frame, self.encoding_.columns)
-            frame = frame[list(self.encoding_.columns)]
             return parse_covariates(self.encoding_.apart(frame), names, levels)
-        weights = self.covariate_readers_[0 if codes is None else 1]
-        if codes is not None:  # a site that was not seen at fit has no shift
-            z = z - np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])[codes]
-        return winsorised(z, 1.0) @ weights[:-1] + weights[-1]
+        coefficients = self.covariate_readers_[0 if index is None else 1]
+        if index is not None:  # a site that was not in the data of the fit has no shift
+            z = z - np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])[index]
+        return winsorised(z, 1.0) @ coefficients[:-1] + coefficients[-1]
 
-    def _filled(self, x: FloatArray, codes: IntArray | None, covariates: Any) -> FloatArray:
-        """Return new rows with missing cells filled by what their site and covariates predict."""
+    def _filled(self, x: FloatArray, index: IntArray | None, covariates: Any) -> FloatArray:
+        """Return new rows with missing cells predicted from their site and covariates."""
         empty = np.isnan(x)
         if not empty.any():
             return x
         z = self._standardised(np.where(empty, self.feature_mean_, x))
-        c = self._covariates(covariates, z, codes)
+        c = self._covariates(covariates, z, index)
         predicted = self.model_.trend(c)
-        if codes is not None:
-            predicted = self.model_.redo(predicted, self.model_.at(c, codes, predicted))
+        if index is not None:
+            predicted = self.model_.redo(predicted, self.model_.at(c, index, predicted))
         return self._with_cells(x, predicted)
 
     def _with_new_sites(
-        self, labels: NDArray[Any], codes: IntArray, z: FloatArray, c: FloatArray
+        self, labels: NDArray[Any], index: IntArray, z: FloatArray, c: FloatArray
     ) -> tuple[SiteModel, IntArray]:
-        """Add each site that was not seen at fit, estimated from its own rows; missing cells of z are NaN."""
+        """Add each new site, estimated from its rows; missing cells of z are NaN."""
         model = self.model_
-        if self.unseen_site != "adapt" or (codes >= 0).all():
-            return model, codes
-        codes, small = codes.copy(), []
-        for name in sorted({str(label) for label in labels[codes < 0]}):
+        if self.unseen_site != "adapt" or (index >= 0).all():
+            return model, index
+        index, small = index.copy(), []
+        for name in sorted({str(label) for label in labels[index < 0]}):
             rows = labels == name
             small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
             model = model.add_site(z[rows], c[rows])
-            codes[rows] = len(model.n_participants) - 1
+            index[rows] = len(model.n_participants) - 1
         if small:
             warnings.warn(
                 f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows "
@@ -523,13 +472,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
                 EquipoolWarning,
                 stacklevel=3,
             )
-        return model, codes
+        return model, index
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
         """Return the pool's values as the reference site would have measured them, if there is one."""
-        if self.reference_site is None:
-            return values
-        return self.model_.redo(values, self.model_.at(c, self._reference(), predicted))
+        reference = self._reference
+        return values if reference < 0 else self.model_.redo(values, self.model_.at(c, reference, predicted))
 
     def _averaged_over_sites(self, z: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
         """Return rows harmonized for every site, weighted by the sites' posterior probabilities."""
@@ -544,13 +492,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         posterior: FloatArray = softmax(score, axis=1)
         return posterior
 
-    def _reference(self) -> int:
-        return int(self._codes(parse_labels([self.reference_site]))[0])
 
-    def _stay_as_they_are(self, codes: IntArray) -> NDArray[np.bool_]:
-        """Return which rows stay as they are: those of unseen sites, and of the reference site."""
-        reference = self.reference_site is not None and codes == self._reference()
-        return (codes < 0) | reference
+def _like(X: Any, values: FloatArray) -> Any:
+    """Return a frame for a frame, an array for anything else."""
+    if isinstance(X, pd.DataFrame):
+        return pd.DataFrame(values, index=X.index, columns=X.columns)
+    return values
 
 
 def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:

@@ -1,31 +1,57 @@
-"""Arguments of a harmonizer as arrays of rows: sites, rows to learn from, participants, targets."""
+"""What the harmonizers of tables and of images share: the rows to learn from, sites, and the target."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.checks import Inputs
+from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_labels
+from equipool.estimators.persistence import save
 from equipool.exceptions import InputError
 from equipool.sites.passes import site_rows
 
-__all__ = [
-    "chosen_rows",
-    "given_sites",
-    "learned_from",
-    "like",
-    "persons",
-    "same_label",
-    "support",
-    "target_columns",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of the harmonizers, whose ``fit`` and ``transform`` take site and covariates with X."""
+
+    unseen_site: Literal["error", "pooled", "adapt"] = "error"
+    random_state: int | None = None
+    sites_: NDArray[np.str_] = field(init=False)
+
+    _learned: ClassVar[type]
+    _advice: ClassVar[str]  # what to do with a site that was not in the data of the fit
+    save = save
+
+    def fit_transform(
+        self: Any, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, **more: Any
+    ) -> Any:
+        """Fit, and transform the same rows; arguments as for ``fit``."""
+        self.fit(X, y, site=site, covariates=covariates, **more)
+        return self.transform(X, site=site, covariates=covariates)
+
+    def _site_index(self, labels: NDArray[Any]) -> IntArray:
+        """Return site indices; −1 for a site that was not in the data of the fit, if that is allowed."""
+        index = {str(name): k for k, name in enumerate(self.sites_)}
+        # 1 and 1.0 are the same site, whatever else is in the batch.
+        index |= {name[:-2]: k for name, k in index.items() if name.endswith(".0")}
+        unseen = sorted({str(label) for label in labels} - set(index))
+        if unseen and self.unseen_site == "error":
+            raise InputError(
+                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. "
+                f"{self._advice}"
+            )
+        return np.array([index.get(str(label), -1) for label in labels], dtype=np.intp)
 
 
 def given_sites(site: Any, rows: int) -> NDArray[Any]:
@@ -51,15 +77,15 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
             f"shape {mask.shape} of {mask.dtype}."
         )
     if not mask.any():
-        raise InputError("fit_on selects nobody; nothing can be learned.")
+        raise InputError("fit_on selects no row; nothing can be learned.")
     return mask
 
 
-def persons(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return whose rows are learned from."""
+def participants(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return the participant of each row to learn from."""
     labels = _labels("subject", subject, len(rows))
     if any(label is None for label in labels):
-        raise InputError("subject is empty in some rows; give each row the name of its person.")
+        raise InputError("subject is empty in some rows; give each row the name of its participant.")
     return labels[rows].astype(str)
 
 
@@ -68,12 +94,6 @@ def _labels(name: str, values: Any, rows: int) -> NDArray[Any]:
     if labels.shape != (rows,):
         raise InputError(f"{name} must have one value for each of the {rows} rows. Got shape {labels.shape}.")
     return labels
-
-
-def same_label(value: Any, names: list[str]) -> bool:
-    """Say whether a label is among names, where 2 and 2.0 are the same."""
-    label = str(parse_labels([value])[0])
-    return label in names or f"{label}.0" in names
 
 
 def chosen_rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
@@ -105,10 +125,10 @@ def support(inputs: Inputs, sites: NDArray[Any], site_index: IntArray) -> pd.Dat
     for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
         lows, highs = (np.array([end(values[rows]) for rows in of_site]) for end in (np.min, np.max))
         others = _least_of_others(lows), -_least_of_others(-highs)
-        for site, rows, low, high in zip(sites, of_site, *others, strict=True):
-            beyond = np.maximum(np.maximum(low - values[rows], values[rows] - high), 0.0)
-            ends = values[rows].min(), values[rows].max()
-            table.append((site, name, *ends, (beyond > 0).mean(), beyond.max()))
+        for s, low, high in zip(range(len(sites)), *others, strict=True):
+            inside = values[of_site[s]]
+            beyond = np.maximum(np.maximum(low - inside, inside - high), 0.0)
+            table.append((sites[s], name, lows[s], highs[s], (beyond > 0).mean(), beyond.max()))
     return pd.DataFrame(table, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
 
 
@@ -118,10 +138,3 @@ def _least_of_others(values: FloatArray) -> FloatArray:
         return np.full(len(values), -np.inf)
     first, second = np.argsort(values)[:2]
     return np.where(np.arange(len(values)) == first, values[second], values[first])
-
-
-def like(X: Any, values: FloatArray) -> Any:
-    """Return a frame for a frame, an array for anything else."""
-    if isinstance(X, pd.DataFrame):
-        return pd.DataFrame(values, index=X.index, columns=X.columns)
-    return values
