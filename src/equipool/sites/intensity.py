@@ -1,8 +1,8 @@
 r"""What a scanner does to intensities, undone in each scan: a curve, a slow gain, and blur.
 
 Subtracting a site's mean difference corrects its mean brain and leaves the contrast between participants
-distorted: a scanner that brightens dark voxels also makes participants differ less there. But what scanners do
-is simple. Of a scan C as the pool would show it, at gain 1, a scanner makes
+distorted: a scanner that brightens dark voxels also makes participants differ less there. But what scanners
+do is simple. Of a scan C as the pool would show it, at gain 1, a scanner makes
 
 .. math:: N = C + b_0 + g(v) K + b_1 K^2 + b_2 K^3 + b_3 (SN - N) + b_4 (s(v)\, SN - N),
 
@@ -15,14 +15,14 @@ least squares (:mod:`equipool.sites.scanner_patterns`), shrunk by what chance al
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool.sites.effect import SiteEffect, array
 from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
-from equipool.sites.scans import Box, ScanContext, gains
+from equipool.sites.scans import Box, gains
 
 __all__ = ["RANGE", "Intensity"]
 
@@ -56,7 +56,7 @@ class Intensity(SiteEffect):
         """Whether no site changes intensities."""
         return not self.curves.any() and not self.fields.any()
 
-    def undo(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def undo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as the pool would show them.
 
         The gain is estimated anew, because that of a distorted scan depends on who is scanned.
@@ -64,7 +64,7 @@ class Intensity(SiteEffect):
         straight = self._inverted(self._without_blur(rows, at), at)
         return straight / gains(straight, at.template)[:, None]
 
-    def redo(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def redo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as their site would show them."""
         gain = np.ones((len(rows), 1))
         for _ in range(MAX_ROUNDS):
@@ -75,7 +75,7 @@ class Intensity(SiteEffect):
                 break
         return result
 
-    def log_det(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def log_det(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return log |∂ undo(rows) / ∂ rows|; of blur, the approximation for a brain without edges."""
         straight = self._inverted(self._without_blur(rows, at), at)
         inner = np.clip(straight, *self.range)
@@ -85,17 +85,17 @@ class Intensity(SiteEffect):
         blur = self.curves[:, 3:].sum(axis=1)[at.site]
         return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
 
-    def add_site(self, rows: FloatArray, at: ScanContext) -> Self:
+    def add_site(self, rows: FloatArray, at: Any) -> Self:
         """Return the effect with a site that leaves intensities as they are."""
         more = {name: getattr(self, name) for name in ("curves", "fields")}
         return replace(self, **{name: np.vstack([v, np.zeros((1, v.shape[1]))]) for name, v in more.items()})
 
-    def _without_blur(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def _without_blur(self, rows: FloatArray, at: Any) -> FloatArray:
         b = self.curves[at.site]
         smooth = at.box.smooth(rows)
         return rows - b[:, :1] - b[:, 3:4] * (smooth - rows) - b[:, 4:] * (smooth * at.box.inside - rows)
 
-    def _with_blur(self, goal: FloatArray, at: ScanContext) -> FloatArray:
+    def _with_blur(self, goal: FloatArray, at: Any) -> FloatArray:
         b, rows = self.curves[at.site], goal
         for _ in range(MAX_ROUNDS):
             blurred = (b[:, 3:4] + b[:, 4:] * at.box.inside) * at.box.smooth(rows)
@@ -105,15 +105,15 @@ class Intensity(SiteEffect):
                 break
         return rows
 
-    def _curved(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def _curved(self, rows: FloatArray, at: Any) -> FloatArray:
         inner, (square, cube) = np.clip(rows, *self.range), self.curves[at.site, 1:3].T[..., None]
         return rows + inner * (self.fields[at.site] + inner * (square + inner * cube))
 
-    def _slope(self, inner: FloatArray, at: ScanContext) -> FloatArray:
+    def _slope(self, inner: FloatArray, at: Any) -> FloatArray:
         square, cube = self.curves[at.site, 1:3].T[..., None]
         return 1 + self.fields[at.site] + inner * (2 * square + 3 * cube * inner)
 
-    def _inverted(self, goal: FloatArray, at: ScanContext) -> FloatArray:
+    def _inverted(self, goal: FloatArray, at: Any) -> FloatArray:
         """Return C whose curve is the goal, by Newton's method."""
         rows = goal.copy()
         for _ in range(NEWTON_STEPS):

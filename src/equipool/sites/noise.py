@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipool import distributed
 from equipool.sites.effect import SiteEffect, array
-from equipool.sites.scans import Box, ScanContext
+from equipool.sites.scans import Box
 
 __all__ = ["DetailSums", "Noise"]
 
@@ -57,8 +57,8 @@ class DetailSums:
 class Noise(SiteEffect):
     """The noise of each site; the equation is that of this module.
 
-    ``undo`` returns an expectation, which has less variance than what it estimates. ``log_det`` is that of
-    the map between the two variances of the detail, by which the likelihood is that of noise added.
+    Like the gain it is a property of every scan. Held-out likelihood tells noise from anatomy only where
+    sites differ in it, so it is no choice of the rule: it is reduced, or with ``denoise=False`` it is not.
     """
 
     name: ClassVar[str] = "noise"
@@ -88,22 +88,13 @@ class Noise(SiteEffect):
         kept = np.clip(1 - variance * box.detail_of_noise() / detail, MIN_KEPT, 1.0)
         return cls(np.sqrt(variance[:, 0]), kept)
 
-    @classmethod
-    def held_out(cls, train: DetailSums, held: DetailSums, box: Box) -> FloatArray:
-        """Return the log-likelihood of held-out detail, (2, sites): all sites alike, and each with its noise."""
-        total, n = box.smooth(train.detail.sum(axis=0)[None]) / train.n.sum(), train.n / train.n.sum()
-        added = cls.fit(train, box).level[:, None] ** 2 * box.detail_of_noise()
-        alike = np.maximum(total, 1e-300)
-        each = np.maximum(total - n @ added, MIN_KEPT * total) + added
-        return np.stack([_log_likelihood(held, variance) for variance in (alike, np.maximum(each, 1e-300))])
-
-    def undo(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def undo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return what of the scans is no noise."""
         residuals = rows - at.predicted
         smooth = at.box.smooth(residuals)
         return at.predicted + smooth + self.kept[at.site] * (residuals - smooth)
 
-    def redo(self, rows: FloatArray, at: ScanContext) -> FloatArray:
+    def redo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans whose detail was not reduced."""
         goal, kept = rows - at.predicted, self.kept[at.site]
         residuals = goal
@@ -114,24 +105,16 @@ class Noise(SiteEffect):
                 break
         return at.predicted + residuals
 
-    def log_det(self, rows: FloatArray, at: ScanContext) -> FloatArray:
-        """Return log |∂ v / ∂ rows| of the map v that multiplies the detail by √k."""
-        total: FloatArray = at.box.log_det_of_detail(np.sqrt(self.kept)).sum(axis=1)[at.site]
+    def log_det(self, rows: FloatArray, at: Any) -> FloatArray:
+        """Return log |∂ undo(rows) / ∂ rows|, the approximation for a brain without edges."""
+        total: FloatArray = at.box.log_det_of_detail(self.kept).sum(axis=1)[at.site]
         return total
 
-    def add_site(self, rows: FloatArray, at: ScanContext) -> Self:
+    def add_site(self, rows: FloatArray, at: Any) -> Self:
         """Return the effect with a site whose noise is estimated from its rows."""
         if self.is_identity:
-            return Noise.identity(len(self.level) + 1, self.kept.shape[1])
+            return type(self).identity(len(self.level) + 1, self.kept.shape[1])
         residuals = rows - at.predicted
         detail = residuals - at.box.smooth(residuals)
         one = Noise.fit(DetailSums.of(residuals, detail, np.ones((len(rows), 1)), at.box), at.box)
-        return replace(
-            self, level=np.append(self.level, one.level), kept=np.vstack([self.kept, one.kept])
-        )
-
-
-def _log_likelihood(sums: DetailSums, variance: FloatArray) -> FloatArray:
-    logs = np.broadcast_to(np.log(variance), sums.detail.shape).sum(axis=1)
-    result: FloatArray = -0.5 * ((sums.detail / variance).sum(axis=1) + sums.n * logs)
-    return result
+        return replace(self, level=np.append(self.level, one.level), kept=np.vstack([self.kept, one.kept]))

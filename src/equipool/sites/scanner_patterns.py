@@ -26,7 +26,7 @@ __all__ = [
     "PeoplePatterns",
     "ScannersAndPeople",
     "intensity_terms",
-        "scanner_patterns",
+    "scanner_patterns",
     "slow_fields",
 ]
 

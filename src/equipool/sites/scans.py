@@ -175,7 +175,7 @@ def blocks(volumes: Volumes) -> Iterator[tuple[slice, FloatArray]]:
 def rows_of_some(
     parts: Iterator[tuple[slice, FloatArray]], n_rows: int, n_voxels: int
 ) -> NDArray[np.float32]:
-    """Return rows drawn at random, the same in all processes, so that memory does not grow with their number."""
+    """Return rows drawn at random, the same in all processes, so that memory stays bounded."""
     some = np.sort(np.random.default_rng(0).permutation(n_rows)[:MAX_PARTICIPANTS])
     rows = np.zeros((len(some), n_voxels), dtype=np.float32)
     for part, values in parts:

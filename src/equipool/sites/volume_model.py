@@ -39,6 +39,7 @@ __all__ = ["SiteDiscriminant", "VolumeModel", "fit_volume_model"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 DARK = 0.05  # of the brain's bright end: harmonized scans approach 0 below it, and stay positive
 SMALL = 5  # participants of a site; of fewer, its mean brain is mostly who they are
@@ -71,13 +72,13 @@ class VolumeModel:
     .. math:: z = T_s(m(c) + e), \qquad T_s = \text{intensity} \circ \text{shift} \circ \text{noise}
     """
 
-    template: FloatArray = array("features")  # the mean volume, by which gains are estimated
     unit: float = field(metadata={"above": 0.0})  # the typical gain, in which volumes are given back
     curvature: float = field(metadata={"least": 0.0})  # the penalty on the trend's curvature
     trend: Trend  # m
     composition: Composition  # T_s
-    n_participants: FloatArray = array("sites")
     discriminant: SiteDiscriminant
+    template: FloatArray = array("features")  # the mean volume, by which gains are estimated
+    n_participants: FloatArray = array("sites")
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
@@ -91,7 +92,7 @@ class VolumeModel:
         return ScanContext(site, c, self.trend(c), box, self.template)
 
     def undo(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
-        """Return scans as the pool would show them, in its unit; voxels of exactly 0 were cut off and stay."""
+        """Return scans as the pool would show them, in its unit; voxels of exactly 0 stay."""
         values, _ = normalised(rows, self.template)
         values = self.composition.undo(values, self.at(c, site, box))
         return np.where(np.asarray(rows) == 0, 0.0, _above_zero(values, rows) * self.unit)
@@ -117,7 +118,7 @@ class VolumeModel:
         return result
 
     def with_site(self, residuals: FloatArray, rows: NDArray[np.floating], box: Box) -> FloatArray:
-        """Return what the scanner that scans show would have made of residuals: undoes :meth:`without_site`."""
+        """Return what the scanner of these scans would have made of residuals: the inverse."""
         _, at = self._predicted_site(rows, box)
         values = self._deterministic.redo(self.trend.centre + residuals, at)
         return values * gains(rows, self.template)[:, None]
@@ -163,7 +164,7 @@ class Scans:
             self, volumes=self.volumes[rows], design=self.design.only(rows), columns=self.columns[rows]
         )
 
-    def parts(self, intensity: Intensity | None = None) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
+    def parts(self, intensity: Intensity | None = None) -> Iterator[tuple[slice, FloatArray, Mask]]:
         """Yield scans at gain 1 some at a time, what was done to intensities undone, and what is absent."""
         for part, rows in blocks(self.volumes):
             values, absent = normalised(rows, self.template)
@@ -189,7 +190,7 @@ class Survey:
 
 
 class VolumeRegression:
-    """Levels of sites and slopes of the trend, by penalised least squares, without what intensities explain."""
+    """Levels of sites and slopes of the trend by penalised least squares, intensities undone."""
 
     def __init__(self, scans: Scans, intensity: Intensity | None = None) -> None:
         self.scans, self.intensity, n_sites = scans, intensity, scans.design.n_sites
@@ -198,27 +199,25 @@ class VolumeRegression:
         self.columns = np.hstack([self.dummies, scans.columns])
         ridge = np.append(np.full(n_sites, 1e-12), scans.penalty) * len(scans.columns)
         self.normal = self.columns.T @ self.columns + np.diag(ridge)
-        self.solution: FloatArray | None = None
+        self.moments = self.solution = np.zeros((len(self.normal), len(scans.template)))
+        self.fitted = False
         for _ in range(1 if scans.whole else 2):  # at first, what is absent has the template's value
             moments = np.zeros((len(self.normal), len(scans.template)))
             for part, rows in self.parts():
                 moments += self.columns[part].T @ rows
             self.moments = distributed.summed(moments)
-            self.solution = np.linalg.solve(self.normal, self.moments)
+            self.solution, self.fitted = np.linalg.solve(self.normal, self.moments), True
 
-    def parts(self, scans: Scans | None = None) -> Iterator[tuple[slice, FloatArray]]:
+    def parts(self) -> Iterator[tuple[slice, FloatArray]]:
         """Yield scans some at a time; what is absent has the value that the regression predicts."""
-        for part, rows, absent in (scans or self.scans).parts(self.intensity):
-            if self.solution is not None and not self.scans.whole:
-                np.copyto(rows, self.predicted(part, scans), where=absent)
+        for part, rows, absent in self.scans.parts(self.intensity):
+            if self.fitted and not self.scans.whole:
+                np.copyto(rows, self.predicted(part), where=absent)
             yield part, rows
 
-    def predicted(self, part: slice, scans: Scans | None = None) -> FloatArray:
-        """Return the prediction of some scans, of the training scans or others."""
-        columns = self.columns
-        if scans is not None:
-            columns = np.hstack([np.eye(len(self.n))[scans.design.site], scans.columns])
-        result: FloatArray = columns[part] @ self.solution
+    def predicted(self, part: slice) -> FloatArray:
+        """Return the prediction of some scans."""
+        result: FloatArray = self.columns[part] @ self.solution
         return result
 
     @property
@@ -334,33 +333,29 @@ class VolumeRegression:
         ridge = (1e-3 * np.trace(covariance) / len(axes) + 1e-12) * np.eye(len(axes))
         return SiteDiscriminant(self.level, axes, places, np.linalg.inv(covariance + ridge))
 
-    def held_out(self, scans: Scans, variance: FloatArray) -> tuple[FloatArray, DetailSums]:
-        """Return the log-likelihood of other scans without shifts, (sites,), and their detail around sites."""
+    def held_out(self, scans: Scans, variance: FloatArray) -> FloatArray:
+        """Return the log-likelihood of other scans without shifts, up to a constant, (sites,)."""
         level, slopes = self.level_and_slopes(0.0)
-        smooth_solution, dummies = scans.box.smooth(self.solution), np.eye(len(self.n))[scans.design.site]
-        total, details = np.zeros(len(self.n)), []
+        total = np.zeros(len(self.n))
         for part, rows, absent in scans.parts():
-            log_det = 0.0 if self.intensity is None else self.intensity.log_det(rows, scans.at(part))
-            values = rows if self.intensity is None else self.intensity.undo(rows, scans.at(part))
-            columns = np.hstack([dummies[part], scans.columns[part]])
-            np.copyto(values, columns @ self.solution, where=absent)
-            squares = (values - level - scans.columns[part] @ slopes) ** 2 / np.maximum(variance, 1e-12)
-            total += dummies[part].T @ (log_det - 0.5 * squares.sum(axis=1))
-            rest = values - columns @ self.solution
-            detail = values - scans.box.smooth(values) - columns @ (self.solution - smooth_solution)
-            details.append(DetailSums.of(rest, detail, dummies[part], scans.box))
-        return distributed.summed(total), DetailSums.total(details, len(total), scans.box)
+            values, log_det, at = rows, np.zeros(len(rows)), scans.at(part)
+            if self.intensity is not None:
+                values, log_det = self.intensity.undo(rows, at), self.intensity.log_det(rows, at)
+            residuals = np.where(absent, 0.0, values - level - scans.columns[part] @ slopes)
+            each = log_det - 0.5 * (residuals**2 / np.maximum(variance, 1e-12)).sum(axis=1)
+            total += np.bincount(at.site, each, len(total))
+        return distributed.summed(total)
 
 
 # -- fit ---------------------------------------------------------------------------------------------------
 
 
-def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
+def fit_volume_model(volumes: Volumes, design: Design, *, denoise: bool = True) -> VolumeModel:
     """Fit the model in a few passes over the volumes, which processes share."""
     template, unit, whole = mean_volume(volumes)
     shared = SharedTrend.fit(_sample(volumes, template), design)
     scans = Scans(volumes, design, shared.columns, shared.penalty, template, whole, Box(volumes.mask))
-    with_intensity, with_noise = _chosen(scans)
+    with_intensity = _intensity_enters(scans)
     fit = VolumeRegression(scans)
     survey = fit.survey()
     discriminant = fit.discriminant(survey.variance)
@@ -376,7 +371,7 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
         between=(shift**2).mean(axis=0),
         variance=survey.variance,
     )
-    noise = Noise.fit(survey.detail, scans.box) if with_noise else Noise.identity(*nothing)
+    noise = Noise.fit(survey.detail, scans.box) if denoise else Noise.identity(*nothing)
     return VolumeModel(
         template=template,
         unit=unit,
@@ -397,29 +392,17 @@ def _sample(volumes: Volumes, template: FloatArray) -> FloatArray:
     return distributed.summed(result)
 
 
-def _chosen(scans: Scans) -> tuple[bool, bool]:
-    """Say whether intensities and noise enter, by the likelihood of held-out participants.
+def _intensity_enters(scans: Scans) -> bool:
+    """Say whether held-out participants have a higher likelihood with intensities undone than as they are.
 
-    In the order of the composition: intensities beside none, and noise given that choice. Of many
-    participants some are drawn.
+    Of many participants some are drawn.
     """
     some = np.sort(np.random.default_rng(0).permutation(len(scans.columns))[:MAX_PARTICIPANTS])
-    scans, intensities, noises = scans.only(some), [], []
-    for train, rows in scans.design.folds() if scans.design.n_sites > 1 else ():
-        held, fit = scans.only(rows), VolumeRegression(scans.only(train))
+    scans, likelihoods = scans.only(some), []
+    for train, held in scans.design.folds() if scans.design.n_sites > 1 else ():
+        fit = VolumeRegression(scans.only(train))
         survey = fit.survey()
         straight = VolumeRegression(fit.scans, fit.fit_intensity(survey))
-        likelihood, details = zip(*(each.held_out(held, survey.variance) for each in (fit, straight)), strict=True)
-        present = details[0].n > 0
-        intensities.append(np.array(likelihood)[:, present])
-        surveys = survey, straight.survey()
-        noises.append(
-            [
-                Noise.held_out(one.detail, detail, scans.box)[:, present]
-                for one, detail in zip(surveys, details, strict=True)
-            ]
-        )
-    if not intensities:
-        return False, False
-    with_intensity = choose(np.hstack(intensities))
-    return bool(with_intensity), bool(choose(np.hstack([fold[with_intensity] for fold in noises])))
+        both = [each.held_out(scans.only(held), survey.variance) for each in (fit, straight)]
+        likelihoods.append(np.array(both)[:, np.bincount(scans.design.site[held], minlength=len(fit.n)) > 0])
+    return bool(likelihoods) and bool(choose(np.hstack(likelihoods)))
