@@ -25,7 +25,7 @@ FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 BLOCK = 16  # volumes in memory at a time
-SMOOTH = 0.6  # voxels, standard deviation: what is finer is detail, in which noise is looked for
+SMOOTH = 0.6  # voxels, standard deviation of the Gaussian by which blur is described
 BRIGHT = 0.85  # quantile of the template beyond which tissue is white matter in a T1 image
 FAILED = 10.0  # times the bright end of the brain: brighter is no tissue but a failure of the scan
 MAX_PARTICIPANTS = 300  # drawn for patterns and for choices, so that memory and time stay bounded
@@ -50,27 +50,12 @@ class Box:
         share: FloatArray = gaussian_filter(self._cropped.astype(np.float64), SMOOTH)[self._cropped]
         return np.maximum(share, 1e-6)
 
-    def finest(self, rows: NDArray[np.floating]) -> FloatArray:
-        """Return differences of neighbours along all three axes, in which white noise keeps its variance."""
-        inside = self._cropped
-        for axis in range(3):
-            first = np.take(inside, range(inside.shape[axis] - 1), axis)
-            inside = first & np.take(inside, range(1, inside.shape[axis]), axis)
-        boxes = (self._filled(row) for row in rows)
-        return np.stack([_differences(box)[inside] for box in boxes]) / np.sqrt(8.0)
-
-    def detail_of_noise(self) -> float:
-        """Return the variance that white noise of variance 1 has in what :meth:`smooth` takes away."""
-        point = np.zeros((9, 9, 9))
-        point[4, 4, 4] = 1.0
-        return float(((point - gaussian_filter(point, SMOOTH)) ** 2).sum())
-
     def log_det_of_detail(self, factor: FloatArray) -> FloatArray:
         """Return the mean of log(ŝ + k (1 − ŝ)) over frequencies, for factors k of the detail of a voxel.
 
         Times the voxels, that is the log-determinant of rows ↦ S rows + k (rows − S rows) far from edges.
         """
-        waves = np.exp(-0.5 * (2 * np.pi * SMOOTH * np.fft.fftfreq(16)) ** 2)
+        waves = np.fft.fft(gaussian_filter(np.eye(1, 16)[0], SMOOTH, mode="wrap")).real  # of the sampled kernel
         smooth = np.einsum("i,j,k->ijk", waves, waves, waves).ravel()
         grid = np.linspace(0.05, 3.0, 60)
         mean = np.log(smooth + grid[:, None] * (1 - smooth)).mean(axis=1)
@@ -95,12 +80,6 @@ class ScanContext(Context):
 
     box: Box
     template: FloatArray  # (voxels,), the mean volume that gains are estimated by
-
-
-def _differences(box: FloatArray) -> FloatArray:
-    for axis in range(3):
-        box = np.diff(box, axis=axis)
-    return box
 
 
 # -- gain --------------------------------------------------------------------------------------------------
