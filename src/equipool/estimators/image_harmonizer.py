@@ -55,7 +55,7 @@ class ImageHarmonizer(Harmonizer):
     """Remove site effects from brain volumes: the same grid and header, without the scanner.
 
     The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Every scan is brought to
-    gain 1. What each scanner does to intensities, its shift and its noise are estimated beside a smooth trend
+    gain 1. What each scanner does to intensities, and its shift, are estimated beside a smooth trend
     in the covariates that all scanners share. Intensities are undone only where held-out participants have
     a higher likelihood with it. Volumes are read block by block, and no network is trained.
 
@@ -65,10 +65,6 @@ class ImageHarmonizer(Harmonizer):
         What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
         volumes as they are; ``"adapt"``, estimate the site from the volumes given, with everything else as it
         is.
-    denoise
-        Whether to reduce each scanner's noise by a filter on the finest detail (:mod:`equipool.sites.noise`),
-        which smooths a little. It raises what can be predicted from any scans, harmonized or not: a
-        comparison with another method must give both the same.
     random_state
         Of the folds; ``None`` is 0.
 
@@ -84,8 +80,6 @@ class ImageHarmonizer(Harmonizer):
     model_
         The fitted :class:`~equipool.sites.volume_model.VolumeModel`.
     """
-
-    denoise: bool = True
 
     _learned: ClassVar[type] = Learned
     _advice: ClassVar[str] = (
@@ -133,7 +127,7 @@ class ImageHarmonizer(Harmonizer):
             fold=deal([index], [], min(FOLDS, len(index)), seed_for(self.random_state or 0, "folds")),
             n_sites=len(self.sites_),
         )
-        self.model_ = fit_volume_model(volumes, design, denoise=bool(self.denoise))
+        self.model_ = fit_volume_model(volumes, design)
         return self
 
     @property
@@ -167,8 +161,6 @@ class ImageHarmonizer(Harmonizer):
         """Refuse settings that mean nothing."""
         if self.unseen_site not in ("error", "pooled", "adapt"):
             raise InputError(f"unseen_site must be one of error, pooled, adapt. Got {self.unseen_site!r}.")
-        if not isinstance(self.denoise, bool | np.bool_):
-            raise InputError(f"denoise must be True or False. Got {self.denoise!r}.")
 
     def _covariates(self, covariates: Any, rows: int) -> FloatArray:
         if not self.covariates_:

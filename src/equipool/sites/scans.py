@@ -51,15 +51,13 @@ class Box:
         return np.maximum(share, 1e-6)
 
     def log_det_of_detail(self, factor: FloatArray) -> FloatArray:
-        """Return the mean of log(ŝ + k (1 − ŝ)) over frequencies, for factors k of the detail of a voxel.
+        """Return the mean of log(ŝ + k (1 − ŝ)) over frequencies, for a factor k of the detail of each row.
 
         Times the voxels, that is the log-determinant of rows ↦ S rows + k (rows − S rows) far from edges.
         """
-        waves = np.fft.fft(gaussian_filter(np.eye(1, 16)[0], SMOOTH, mode="wrap")).real  # of the sampled kernel
+        waves = np.fft.fft(gaussian_filter(np.eye(1, 16)[0], SMOOTH, mode="wrap")).real
         smooth = np.einsum("i,j,k->ijk", waves, waves, waves).ravel()
-        grid = np.linspace(0.05, 3.0, 60)
-        mean = np.log(smooth + grid[:, None] * (1 - smooth)).mean(axis=1)
-        return np.interp(factor, grid, mean)
+        return np.log(np.maximum(smooth + factor[:, None] * (1 - smooth), 0.05)).mean(axis=1)
 
     def _filled(self, row: NDArray[np.floating]) -> FloatArray:
         box = np.zeros(self._cropped.shape)

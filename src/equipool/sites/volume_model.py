@@ -15,7 +15,6 @@ from equipool.groups.trend import Trend
 from equipool.sites.design import Design
 from equipool.sites.effect import Composition, array, choose
 from equipool.sites.intensity import RANGE, Intensity
-from equipool.sites.noise import DetailSums, Noise
 from equipool.sites.scanner_patterns import (
     TERMS,
     PeoplePatterns,
@@ -69,7 +68,7 @@ class SiteDiscriminant:
 class VolumeModel:
     r"""A scanner's image of a participant, at gain 1.
 
-    .. math:: z = T_s(m(c) + e), \qquad T_s = \text{intensity} \circ \text{shift} \circ \text{noise}
+    .. math:: z = T_s(m(c) + e), \qquad T_s = \text{intensity} \circ \text{shift}
     """
 
     unit: float = field(metadata={"above": 0.0})  # the typical gain, in which volumes are given back
@@ -82,7 +81,7 @@ class VolumeModel:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
-        if [type(effect) for effect in self.composition] != [Intensity, ShiftScale, Noise]:
+        if [type(effect) for effect in self.composition] != [Intensity, ShiftScale]:
             raise ValueError("composition")
         if len(self.trend.centre) != len(self.template):
             raise ValueError("trend")
@@ -108,24 +107,17 @@ class VolumeModel:
         )
 
     def without_site(self, rows: NDArray[np.floating], box: Box) -> FloatArray:
-        """Return residuals around the pool's mean, for networks: the site is predicted from the scan itself.
-
-        Noise is not reduced, so that :meth:`with_site` is the exact inverse.
-        """
+        """Return residuals around the pool's mean, for networks; the site is predicted from the scan."""
         values, at = self._predicted_site(rows, box)
-        result = self._deterministic.undo(values, at) - self.trend.centre
+        result = self.composition.undo(values, at) - self.trend.centre
         result[np.asarray(rows) == 0] = 0.0
         return result
 
     def with_site(self, residuals: FloatArray, rows: NDArray[np.floating], box: Box) -> FloatArray:
         """Return what the scanner of these scans would have made of residuals: the inverse."""
         _, at = self._predicted_site(rows, box)
-        values = self._deterministic.redo(self.trend.centre + residuals, at)
+        values = self.composition.redo(self.trend.centre + residuals, at)
         return values * gains(rows, self.template)[:, None]
-
-    @property
-    def _deterministic(self) -> Composition:
-        return Composition((self.composition["intensity"], self.composition["shift and scale"]))
 
     def _predicted_site(self, rows: NDArray[np.floating], box: Box) -> tuple[FloatArray, ScanContext]:
         values, _ = normalised(rows, self.template)
@@ -186,7 +178,6 @@ class Survey:
     ends: FloatArray  # (2,), mean quantiles of intensities
     people: PeoplePatterns
     variance: FloatArray  # (voxels,), of residuals
-    detail: DetailSums
 
 
 class VolumeRegression:
@@ -246,19 +237,15 @@ class VolumeRegression:
     def survey(self) -> Survey:
         """Look at intensities and residuals, in one pass."""
         scans, (n, used) = self.scans, self.columns.shape
-        voxels, smooth_solution = len(scans.template), scans.box.smooth(self.solution)
+        voxels = len(scans.template)
         terms, ends, squares = np.zeros((TERMS, voxels)), np.zeros(2), np.zeros(voxels)
-        details = []
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
             for part, rows in self.parts():
-                smooth = scans.box.smooth(rows)
-                np.add(terms, intensity_terms(rows, smooth), out=terms)
+                np.add(terms, intensity_terms(rows, scans.box.smooth(rows)), out=terms)
                 np.add(ends, np.quantile(rows, RANGE, axis=1).sum(axis=1), out=ends)
                 rest = rows - self.predicted(part)
                 np.add(squares, (rest**2).sum(axis=0), out=squares)
-                detail = rest - smooth + self.columns[part] @ smooth_solution
-                details.append(DetailSums.of(rest, detail, self.dummies[part], scans.box))
                 yield part, rest
 
         rows = rows_of_some(residuals(), n, voxels)
@@ -268,7 +255,6 @@ class VolumeRegression:
             ends=distributed.summed(ends) / n,
             people=PeoplePatterns.of(rows, scale),
             variance=scale * distributed.summed(squares) / n,
-            detail=DetailSums.total(details, len(self.n), scans.box),
         )
 
     def fit_intensity(self, survey: Survey) -> Intensity:
@@ -350,7 +336,7 @@ class VolumeRegression:
 # -- fit ---------------------------------------------------------------------------------------------------
 
 
-def fit_volume_model(volumes: Volumes, design: Design, *, denoise: bool = True) -> VolumeModel:
+def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
     """Fit the model in a few passes over the volumes, which processes share."""
     template, unit, whole = mean_volume(volumes)
     shared = SharedTrend.fit(_sample(volumes, template), design)
@@ -371,13 +357,12 @@ def fit_volume_model(volumes: Volumes, design: Design, *, denoise: bool = True) 
         between=(shift**2).mean(axis=0),
         variance=survey.variance,
     )
-    noise = Noise.fit(survey.detail, scans.box) if denoise else Noise.identity(*nothing)
     return VolumeModel(
         template=template,
         unit=unit,
         curvature=shared.curvature,
         trend=Trend(shared.basis, slopes[: shared.basis.width], level),
-        composition=Composition((fit.intensity or Intensity.identity(*nothing), affine, noise)),
+        composition=Composition((fit.intensity or Intensity.identity(*nothing), affine)),
         n_participants=design.n_participants,
         discriminant=discriminant,
     )
