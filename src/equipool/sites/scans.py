@@ -55,7 +55,7 @@ class Box:
 
         Times the voxels, that is the log-determinant of rows ↦ S rows + k (rows − S rows) far from edges.
         """
-        # Of the kernel as it is sampled: that of a continuous Gaussian falls to half of it at the finest detail.
+        # Of the sampled kernel; that of a continuous Gaussian is half of it at the finest detail.
         waves = np.fft.fft(gaussian_filter(np.eye(1, 16)[0], SMOOTH, mode="wrap")).real
         smooth = np.einsum("i,j,k->ijk", waves, waves, waves).ravel()
         return np.log(np.maximum(smooth + factor[:, None] * (1 - smooth), 0.05)).mean(axis=1)
