@@ -16,7 +16,6 @@ from equipool.data.volumes import Volumes
 from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
-from equipool.sites.scans import Box
 
 __all__ = ["Front", "fit_front", "with_site", "without_site"]
 
@@ -48,7 +47,7 @@ def fit_front(front: Front, X: Any, y: Any, *, site: Any, covariates: Any) -> An
 def without_site(front: Any, rows: NDArray[np.floating]) -> FloatArray:
     """Return volumes as a network sees them: residuals, or without a front each scan with mean 0 and SD 1."""
     if front is not None:
-        residuals: FloatArray = front.model_.without_site(rows, Box(front.mask_))
+        residuals: FloatArray = front.model_.without_site(rows)
         return residuals
     values = np.asarray(rows, dtype=np.float64)
     values = values - values.mean(axis=1, keepdims=True)
@@ -59,7 +58,7 @@ def without_site(front: Any, rows: NDArray[np.floating]) -> FloatArray:
 def with_site(front: Any, values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
     """Return such values in the units of the scans that they belong to: the inverse."""
     if front is not None:
-        scans: FloatArray = front.model_.with_site(values, rows, Box(front.mask_))
+        scans: FloatArray = front.model_.with_site(values, rows)
         return scans
     rows = np.asarray(rows, dtype=np.float64)
     return values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True)

@@ -51,6 +51,7 @@ class SiteDiscriminant:
     """Predicts the site from a scan at gain 1: a linear discriminant along the sites' shifts."""
 
     centre: FloatArray = array("features")
+    shift: FloatArray = array("sites", "features")
     axes: FloatArray = array("sites", "features")
     places: FloatArray = array("sites", "sites")  # where each site's participants lie on average
     precision: FloatArray = array("sites", "sites")  # inverse of their covariance within sites
@@ -61,6 +62,11 @@ class SiteDiscriminant:
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
         weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
         result: FloatArray = weight / weight.sum(axis=1, keepdims=True)
+        return result
+
+    def expected(self, rows: FloatArray) -> FloatArray:
+        """Return the mean scan of each row's site, averaged over the sites' probabilities."""
+        result: FloatArray = self.centre + self.posterior(rows) @ self.shift
         return result
 
 
@@ -106,24 +112,20 @@ class VolumeModel:
             n_participants=np.append(self.n_participants, float(len(rows))),
         )
 
-    def without_site(self, rows: NDArray[np.floating], box: Box) -> FloatArray:
-        """Return residuals around the pool's mean, for networks; the site is predicted from the scan."""
-        values, at = self._predicted_site(rows, box)
-        result = self.composition.undo(values, at) - self.trend.centre
-        result[np.asarray(rows) == 0] = 0.0
+    def without_site(self, rows: NDArray[np.floating]) -> FloatArray:
+        """Return residuals around the pool's mean, for networks; the site is predicted from the scan.
+
+        Only the shift is removed: with intensities undone, networks are no better (docs/experiments.md).
+        """
+        values, absent = normalised(rows, self.template)
+        result = values - self.discriminant.expected(values)
+        result[absent] = 0.0
         return result
 
-    def with_site(self, residuals: FloatArray, rows: NDArray[np.floating], box: Box) -> FloatArray:
+    def with_site(self, residuals: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
         """Return what the scanner of these scans would have made of residuals: the inverse."""
-        _, at = self._predicted_site(rows, box)
-        values = self.composition.redo(self.trend.centre + residuals, at)
-        return values * gains(rows, self.template)[:, None]
-
-    def _predicted_site(self, rows: NDArray[np.floating], box: Box) -> tuple[FloatArray, ScanContext]:
         values, _ = normalised(rows, self.template)
-        site = self.discriminant.posterior(values).argmax(axis=1)
-        centre = np.broadcast_to(self.trend.centre, values.shape)
-        return values, ScanContext(site, np.empty((len(rows), 0)), centre, box, self.template)
+        return (self.discriminant.expected(values) + residuals) * gains(rows, self.template)[:, None]
 
 
 def _above_zero(values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
@@ -317,7 +319,7 @@ class VolumeRegression:
         covariance = within.T @ within / len(away)
         # Sites' shifts add up to 0, so one direction is empty: a small ridge keeps it out.
         ridge = (1e-3 * np.trace(covariance) / len(axes) + 1e-12) * np.eye(len(axes))
-        return SiteDiscriminant(self.level, axes, places, np.linalg.inv(covariance + ridge))
+        return SiteDiscriminant(self.level, self.shift, axes, places, np.linalg.inv(covariance + ridge))
 
     def held_out(self, scans: Scans, variance: FloatArray) -> FloatArray:
         """Return the log-likelihood of other scans without shifts, up to a constant, (sites,)."""
