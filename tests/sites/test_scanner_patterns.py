@@ -1,12 +1,12 @@
-"""What scanners did to mean brains, told from whom they scanned: against literal sums and planted truths."""
+"""Scanners' part of the differences between mean brains: against literal sums and planted truths."""
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter
+from volume_fits import fitted, volumes_of
+from volume_fits import smooth_field as smooth_field_of
 
-from equipool.data.volumes import Volumes
 from equipool.sites import scanner_patterns as scanners
-from equipool.sites import scans
+from equipool.sites import scans, volume_model
 from equipool.sites.scanner_patterns import (
     PeoplePatterns,
     ScannersAndPeople,
@@ -14,15 +14,13 @@ from equipool.sites.scanner_patterns import (
     scanner_patterns,
 )
 from equipool.sites.scans import Box
-from equipool.sites.volume_model import fit_volume_sites
 
 MASK = np.zeros((20, 22, 19), dtype=bool)
 MASK[2:18, 2:20, 2:17] = True
 
 
 def smooth_field(rng, width=1.0):
-    field = gaussian_filter(rng.normal(size=MASK.shape), width)[MASK]
-    return field / field.std()
+    return smooth_field_of(rng, MASK, width)
 
 
 # -- formulas --------------------------------------------------------------------------------------------
@@ -203,59 +201,55 @@ def test_a_small_sites_mean_is_taken_for_its_people_more_than_a_large_ones():
 
 
 @pytest.mark.parametrize("factor", [1.1, 1e-6, 1e6])
-def test_units_are_no_matter_though_the_brain_fills_its_box(factor):
-    """Without a dark edge some of the maps say the same; what rounding leaves between them is no pattern."""
-    rng = np.random.default_rng(1)
+def test_units_make_no_difference_though_the_brain_fills_its_box(factor):
+    """Without a dark edge some of the maps are equal, and what rounding leaves between them is no pattern."""
+    rng, mask = np.random.default_rng(1), np.ones((10, 10, 10), dtype=bool)
     site = np.repeat([0, 1], 30)
-    images = 1 + 0.1 * rng.normal(size=(60, 10, 10, 10)) + 0.1 * site[:, None, None, None]
-    mask = np.ones((10, 10, 10), dtype=bool)
+    rows = 1 + 0.1 * rng.normal(size=(60, 1000)) + 0.1 * site[:, None]
 
-    def shift(images):
-        volumes = Volumes.from_array(images, np.eye(4), mask)
-        return fit_volume_sites(volumes, np.zeros((60, 1)), site, np.empty((60, 0))).shift
+    def shift(rows):
+        return fitted(volumes_of(rows, mask), site).composition["shift and scale"].shift
 
-    once = shift(images)
-    np.testing.assert_allclose(shift(factor * images), once, atol=1e-4 * np.abs(once).max())
+    once = shift(rows)
+    assert np.abs(once).max() > 0
+    np.testing.assert_allclose(shift(factor * rows), once, atol=1e-4 * np.abs(once).max())
 
 
-def test_patterns_are_found_in_people_of_all_sites():
-    """Of six hundred people who come from two sites in turn."""
+def test_patterns_are_estimated_from_participants_of_all_sites():
+    """Of six hundred who come from two sites in turn."""
     some = scans.rows_of_some(iter([(slice(0, 600), np.arange(600.0)[:, None])]), 600, 1)
-    assert len(some) == scans.PATTERN_PEOPLE
+    assert len(some) == scans.MAX_PARTICIPANTS
     assert 100 < (some % 2).sum() < 200
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_disjoint_ages_the_trend_is_nearer_to_the_truth(seed, monkeypatch):
-    """A trend that no scanner can make is told from the sites' shifts though no age is shared."""
+    """A trend that no scanner can make is separated from the sites' shifts though no age is shared."""
+    monkeypatch.setattr(volume_model, "_intensity_enters", lambda scans: False)
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     age = np.where(site == 0, rng.uniform(-1.2, -0.1, 120), rng.uniform(0.1, 1.2, 120))
     slope = 0.1 * smooth_field(np.random.default_rng(50 + seed), 1.0)
     rows = np.maximum(brains(rng, 120) + age[:, None] * slope, 0.05)
     rows = np.where(site[:, None] == 1, 0.9 * rows**1.1, rows)
-    boxes = np.zeros((120, *MASK.shape))
-    boxes[:, MASK] = 100 * rows
-    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
 
     def error():
-        sites = fit_volume_sites(volumes, age[:, None], site, np.empty((120, 0)))
-        return np.square(sites.coefficients[0] - slope).sum()
+        trend = fitted(volumes_of(100 * rows, MASK), site, age).trend
+        change = (trend(np.array([[1.0]])) - trend(np.array([[-1.0]])))[0] / 2
+        return np.square(change - slope).sum()
 
     nearer = error()
-    monkeypatch.setattr(scans, "TURNS", 0)
+    monkeypatch.setattr(volume_model, "TURNS", 0)
     assert nearer < 0.8 * error()
 
 
-@pytest.mark.parametrize("people", [(1, 30), (2, 2), (30,)])
-def test_tiny_sites_and_a_single_one(people):
+@pytest.mark.parametrize("participants", [(1, 30), (2, 2), (30,), (1, 1)])
+def test_tiny_sites_and_a_single_one(participants):
     rng = np.random.default_rng(0)
-    site = np.repeat(np.arange(len(people)), people)
-    boxes = np.zeros((len(site), *MASK.shape))
-    boxes[:, MASK] = 100 * brains(rng, len(site))
-    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
-    sites = fit_volume_sites(volumes, rng.normal(size=(len(site), 1)), site, np.empty((len(site), 0)))
-    clean = sites.remove(volumes.read(), np.zeros((len(site), 1)), site, Box(MASK))
+    site = np.repeat(np.arange(len(participants)), participants)
+    rows = 100 * brains(rng, len(site))
+    model = fitted(volumes_of(rows, MASK), site, rng.normal(size=len(site)))
+    clean = model.undo(rows, np.zeros((len(site), 1)), site, Box(MASK))
     assert np.isfinite(clean).all()
-    if len(people) == 1:
-        np.testing.assert_allclose(sites.shift, 0, atol=1e-9)
+    if len(participants) == 1:
+        np.testing.assert_allclose(model.composition["shift and scale"].shift, 0, atol=1e-9)
