@@ -1,6 +1,7 @@
 """What the processes of test_distributed.py run: fit together, and the first writes what came out."""
 
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -91,14 +92,14 @@ def medians(rank, size):
 
 def arrays_of(part, name="model"):
     """Yield the arrays and numbers of a model by name."""
-    if isinstance(part, np.ndarray | float):
-        yield name, np.asarray(part)
-    elif isinstance(part, tuple):
+    if isinstance(part, tuple):
         for k, each in enumerate(part):
             yield from arrays_of(each, f"{name} {k}")
-    else:
+    elif is_dataclass(part):
         for key, value in vars(part).items():
             yield from arrays_of(value, f"{name} {key}")
+    else:
+        yield name, np.asarray(part)
 
 
 def closed_form(rank):
