@@ -28,8 +28,9 @@ def test_notation_names_folders_of_tests_that_exist():
     assert [folder for folder in folders if not list((ROOT / folder).glob("test_*.py"))] == []
 
 
-def test_files_of_the_architecture_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text()
+@pytest.mark.parametrize("name", ["architecture", "notation"])
+def test_files_of_the_architecture_and_the_notation_exist(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     files = re.findall(r"`([a-z_]+/[a-z_0-9/]+\.py)`", page)
     assert len(files) > 10
     assert [file for file in files if not (ROOT / "src/equipool" / file).is_file()] == []

@@ -22,21 +22,15 @@ if TYPE_CHECKING:
     from equipool.simulate import simulate_table as simulate_table
     from equipool.simulate.brains import simulate_brains as simulate_brains
 
-# Public names and the modules that hold them: imported at first use, so that `import equipool` is instant.
-_PUBLIC = {
-    "CovariateAction": "equipool.groups",
-    "EquivariantPooler": "equipool.estimators",
-    "ImageHarmonizer": "equipool.estimators",
-    "PooledDataset": "equipool.data",
-    "SiteHarmonizer": "equipool.estimators",
-    "Volumes": "equipool.data",
-    "check": "equipool.data",
-    "load": "equipool.estimators",
-    "read_bids": "equipool.data",
-    "read_table": "equipool.data",
-    "simulate_brains": "equipool.simulate.brains",
-    "simulate_table": "equipool.simulate",
+# Public names by module, imported at first use, so that `import equipool` is instant.
+_MODULES = {
+    "equipool.data": "PooledDataset Volumes check read_bids read_table",
+    "equipool.estimators": "EquivariantPooler ImageHarmonizer SiteHarmonizer load",
+    "equipool.groups": "CovariateAction",
+    "equipool.simulate": "simulate_table",
+    "equipool.simulate.brains": "simulate_brains",
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = ["__version__", *_PUBLIC]
 

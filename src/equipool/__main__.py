@@ -1,14 +1,12 @@
-"""``python -m equipool``, and the ``equipool`` command: interrupted at any time, it says so in one line."""
+"""``python -m equipool`` and the ``equipool`` command; an interruption is reported in one line."""
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> int:
-    """Run the command line; importing it is part of what may be interrupted."""
+    """Run the command line, which is imported inside ``try`` because that too may be interrupted."""
     try:
         from equipool.cli.app import main as run
 

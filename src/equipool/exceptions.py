@@ -1,4 +1,4 @@
-"""The errors and warnings of equipool, one family that a caller can catch as a whole, and their words."""
+"""The errors and warnings of equipool, and parts of their messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class EquipoolWarning(UserWarning):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's error, or its kind where it says nothing."""
+    """Return the first line of another library's error, or its type where it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """Return the end of a sentence about an unknown name: the nearest one, or something else."""
+    """Return the end of a message about an unknown name: the most similar name, or ``otherwise``."""
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.65)
     return f"did you mean {near[0]!r}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""Files written in one go, so that a reader sees the old one or the new one; hashes; the cache folder."""
+"""Files written atomically, JSON, hashes, and the cache folder."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from typing import Any
 
 from equipool.exceptions import EquipoolError
 
-__all__ = ["cache_folder", "file_sha256", "read_json", "write_json", "write_whole"]
-
 
 def cache_folder() -> Path:
-    """Return where raw files are kept: ``EQUIPOOL_CACHE``, or the user's cache folder."""
+    """Return the folder of the environment variable ``EQUIPOOL_CACHE``, or one in the user's cache folder."""
     chosen = os.environ.get("EQUIPOOL_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipool")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hash of a file's content, read piece by piece."""
+    """Return the hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:
-    """Write beside the target and rename; on failure nothing new remains, and an earlier file is kept."""
+    """Write to a temporary file and rename it; a failure leaves nothing new and keeps an earlier file."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut after the rename could leave an empty file
+            os.fsync(file.fileno())  # otherwise a power cut after the rename could leave an empty file
         partial.replace(path)
-    except BaseException as error:  # an interruption too leaves nothing behind
+    except BaseException as error:  # of interruptions too
         with suppress(OSError):
             partial.unlink()
         if not isinstance(error, OSError):
@@ -48,12 +46,12 @@ def write_whole(path: Path, content: bytes | str) -> Path:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> Path:
-    """Write a value as JSON, in one go."""
+    """Write a value as JSON, atomically."""
     return write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file; ``None`` where there is no file, or none that can be read."""
+    """Return the value of a JSON file; ``None`` if it does not exist or cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text(encoding="utf-8"))
     return None

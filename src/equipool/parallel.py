@@ -1,6 +1,6 @@
 """Tasks in parallel, over the cores of this machine or over a Dask cluster, by the same call of joblib.
 
-A task must find the same files wherever it runs: several machines need caches and results on a shared disk.
+Several machines need caches and results on a shared disk.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from equipool.exceptions import EquipoolError, MissingExtraError
 
-__all__ = ["cluster", "fan_out"]
-
 Result = TypeVar("Result")
 
 SECONDS = 15  # to wait for a scheduler
@@ -24,15 +22,10 @@ SECONDS = 15  # to wait for a scheduler
 def fan_out(
     task: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, jobs: int | None = None
 ) -> Iterator[Result]:
-    """Run a task once for each tuple of arguments, one thread each; yield results as they come.
+    """Run a task, a function of a module, once for each tuple of arguments; yield results as they come.
 
-    Parameters
-    ----------
-    task, items
-        A function of a module, and the arguments of each run.
-    jobs
-        How many at a time; default: what the joblib context says (``joblib.parallel_config``, or
-        :func:`cluster`), else one for each core.
+    Each run has one thread. ``jobs`` runs at a time; default: that of the joblib context
+    (``joblib.parallel_config``, or :func:`cluster`), else one for each core.
 
     Examples
     --------
@@ -57,7 +50,7 @@ def fan_out(
 
 @contextmanager
 def cluster(scheduler: str | None) -> Iterator[None]:
-    """Send what is fanned out inside to a Dask cluster at this address; ``None``: to this machine's cores."""
+    """Run the tasks of this context on the Dask cluster at an address; ``None``: on this machine's cores."""
     if scheduler is None:
         yield
         return
@@ -84,7 +77,7 @@ def cluster(scheduler: str | None) -> Iterator[None]:
 
 
 def _on_one_thread(task: Callable[..., Result], *arguments: Any) -> Result:
-    """Run a task with one thread: workers side by side that take all cores each hold each other up."""
+    """Run a task with one thread: parallel workers that each use all cores slow each other down."""
     from threadpoolctl import threadpool_limits
 
     torch = sys.modules.get("torch")

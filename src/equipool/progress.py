@@ -1,4 +1,4 @@
-"""How far a run is and how long it still takes: one line on a terminal, nothing in a pipe or a log."""
+"""The progress of a run and its remaining time: one line on a terminal, nothing in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -7,36 +7,28 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["Progress", "counted", "duration", "replace_line", "say"]
-
 Item = TypeVar("Item")
 
 
 class Progress:
-    """A line on stderr with the number of items done and the time remaining.
-
-    Parameters
-    ----------
-    what, total
-        What is done, and how many of it there are.
-    """
+    """A line on stderr with the number of items done of ``total``, and the time remaining."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total = what, total
         self.start = time.perf_counter()
 
     def __call__(self, done: int) -> None:
-        """Replace the line."""
+        """Update the line."""
         text = f"{self.what}: {done} of {self.total}, about {duration(self.remaining(done))} left"
         replace_line(text, last=done == self.total)
 
     def remaining(self, done: int) -> float:
-        """Return the seconds that the other items take, at the pace of those done."""
+        """Return the seconds that the other items take, by the mean of those done."""
         return (time.perf_counter() - self.start) / done * (self.total - done)
 
 
 def counted(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """Pass items on, and show how many have come."""
+    """Yield the items, and show their progress."""
     progress = Progress(what, total)
     for done, item in enumerate(items, start=1):
         progress(done)
@@ -44,13 +36,13 @@ def counted(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
 
 
 def replace_line(text: str, *, last: bool = False) -> None:
-    """Write one line that replaces itself on a terminal; nothing in a pipe or a log."""
+    """Write a line in place of the last one on a terminal; nothing in a pipe or a log."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
-    """Return a time in a unit of its size.
+    """Return a time as text, in a suitable unit.
 
     Examples
     --------
@@ -63,5 +55,5 @@ def duration(seconds: float) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr at once, so that stdout holds results alone."""
+    """Print a line on stderr; stdout is for results."""
     print(text, file=sys.stderr, flush=True)

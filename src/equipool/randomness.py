@@ -10,18 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["row_noise", "seed_for", "seeded"]
-
 
 def seed_for(seed: int, *purpose: object) -> int:
-    """Return a seed of 63 bits for one purpose: runs differ from purpose to purpose and from seed to seed."""
+    """Return a seed of 63 bits for one purpose, a hash of both."""
     digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 @contextmanager
 def seeded(seed: int, *purpose: object) -> Iterator[torch.Generator]:
-    """Run a block with torch seeded; torch's global state is as before when it ends."""
+    """Seed torch within a context, and restore its global state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, *purpose))
         yield torch.Generator().manual_seed(seed_for(seed, *purpose, "generator"))
@@ -30,12 +28,11 @@ def seeded(seed: int, *purpose: object) -> Iterator[torch.Generator]:
 def row_noise(rows: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
     """Return standard normal noise (rows, width) that depends on each row's content and the seed alone.
 
-    A row gets the same noise in any batch, in any order, in any process. It is counter-based: the hash of the
-    row is the key, splitmix64 the generator, Box–Muller the transform.
+    A row gets the same noise in any batch and process: the generator is splitmix64, keyed by a hash of the
+    row, and the transform Box–Muller.
     """
-    weights = np.random.default_rng(seed_for(seed, "row hash")).integers(
-        1, 2**63, size=rows.shape[1], dtype=np.uint64
-    )
+    rng = np.random.default_rng(seed_for(seed, "row hash"))
+    weights = rng.integers(1, 2**63, size=rows.shape[1], dtype=np.uint64)
     bits = np.ascontiguousarray(rows, dtype=np.float32).view(np.uint32).astype(np.uint64)
     with np.errstate(over="ignore"):
         key = _splitmix(bits + weights).sum(axis=1, dtype=np.uint64)
@@ -43,8 +40,7 @@ def row_noise(rows: NDArray[np.float32], width: int, seed: int) -> NDArray[np.fl
         counter = np.arange(1, 2 * half + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         draws = _splitmix(key[:, None] + counter)
     uniform = ((draws >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
-    radius = np.sqrt(-2 * np.log(uniform[:, :half]))
-    angle = 2 * np.pi * uniform[:, half:]
+    radius, angle = np.sqrt(-2 * np.log(uniform[:, :half])), 2 * np.pi * uniform[:, half:]
     pairs = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
     return pairs[:, :width].astype(np.float32)
 

@@ -183,7 +183,7 @@ def test_designated_planes_read_the_training_range_without_ambiguity():
     torch.testing.assert_close(tau.covariate(tau.action(corners) @ start), corners)
     with pytest.raises(InputError, match="Lower the frequencies or scale the covariates down"):
         FrameTau(CovariateAction([5.0, 9.0]))
-    with pytest.raises(InputError, match="tell the covariates apart"):
+    with pytest.raises(InputError, match="distinguish the covariates"):
         FrameTau(CovariateAction(omega), planes=[0, 1])
 
 

@@ -3,8 +3,14 @@ import pytest
 
 from equipool.exceptions import InputError
 from equipool.judge import classifiers, classify_site, shuffled_band
-from equipool.judge.classifiers import BALANCED, CLASSIFIERS, REPORTED, UNWEIGHTED, fit_classifiers
-from equipool.judge.nulls import shuffled_sites
+from equipool.judge.classifiers import (
+    BALANCED,
+    CLASSIFIERS,
+    REPORTED,
+    UNWEIGHTED,
+    fit_classifiers,
+    shuffled_sites,
+)
 
 
 def rows(count=400, effect=0.0):

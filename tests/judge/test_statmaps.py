@@ -182,17 +182,20 @@ def test_without_an_effect_the_level_holds():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": ["CN"] * 40}, "'CN' for everybody"),
+        ({"target": ["CN"] * 40}, "'CN' in every row"),
         ({"target": np.resize(["AD", "CN", "MCI", "CN"], 40)}, "3 classes"),
-        ({"target": ["AD"] * 39}, "target has 39 values for 40 people"),
-        ({"target": [None, "AD"] * 20}, "target of person 1 is missing"),
+        ({"target": ["AD"] * 39}, "target has 39 values for 40 rows"),
+        ({"target": [None, "AD"] * 20}, r"'target' \(target\) is empty in rows 1, 3"),
         ({"positive": "MCI"}, "positive must be one of the target's two classes"),
-        ({"sites": np.resize(["GE", None], 40)}, "site of person 2 is missing"),
-        ({"covariates": np.ones(40)}, "'c0' is the same for everybody"),
-        ({"covariates": np.r_[np.arange(39.0), np.nan]}, "'c0' has no finite value for person 40"),
-        ({"covariates": [*range(39), "old"]}, "'c0' is 'old' for person 40"),
+        ({"sites": np.resize(["GE", None], 40)}, r"'site' \(site\) is empty in rows 2, 4"),
+        ({"covariates": np.ones(40)}, "'c0' is the same in every row"),
+        ({"covariates": np.r_[np.arange(39.0), np.nan]}, r"'c0' \(covariate\) is empty in row 40"),
+        (
+            {"covariates": [*range(39), "old"]},
+            "'c0' must hold numbers but has text, such as 'old', in row 40",
+        ),
         ({"covariates": np.arange(39.0)}, "covariates has 39 values"),
-        ({"values": np.ones(40)}, "people by voxels"),
+        ({"values": np.ones(40)}, "rows by voxels"),
     ],
 )
 def test_what_cannot_be_used_is_named(people, change, message):
@@ -206,7 +209,7 @@ def test_missing_values_are_named_by_voxel_and_person(people):
     values, dx, *_ = people
     values = np.tile(values, 60)
     values[6, 411] = np.nan
-    with pytest.raises(InputError, match="Voxel 412 of person 7 is nan"):
+    with pytest.raises(InputError, match="Voxel 412 of row 7 is nan"):
         stat_map(values, dx)
 
 
@@ -230,7 +233,7 @@ def test_as_many_coefficients_as_people_are_refused(people):
     values, dx, covariates, _ = people
     dx = np.resize(["AD", "CN"], 5)
     assert stat_map(values[:5], dx, covariates=covariates[:5]).df == 1
-    with pytest.raises(InputError, match="4 people for 4 coefficients"):
+    with pytest.raises(InputError, match="4 participants for 4 coefficients"):
         stat_map(values[:4], dx[:4], covariates=covariates[:4])
 
 

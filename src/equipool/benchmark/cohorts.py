@@ -1,8 +1,7 @@
 """The benchmark's cohorts of brains: simulated after ADNI and ADCP, and folders of the real ones.
 
-``adni-sim`` and ``adcp-sim`` are simulated once into the cache; ``-hard`` keeps of each scanner's training
-participants those in one range of ages, so that ages do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are
-real.
+``adni-sim`` and ``adcp-sim`` are simulated once into the cache. With ``-hard``, the ages of the scanners'
+training participants do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are real.
 """
 
 from __future__ import annotations
@@ -28,14 +27,9 @@ from equipool.files import cache_folder
 from equipool.progress import say
 from equipool.simulate.brains import BRAINS_VERSION, SimulatedBrains, simulate_brains
 
-__all__ = ["BRAINS", "is_brains", "load_brains", "place_of", "scanned_by_all", "whole_cohort"]
-
-Mask = NDArray[np.bool_]
-
 BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
 RESOLUTION = 4.0
 COHORT_SEED = 2022  # of the benchmark; methods were developed on other cohorts
-TEST_SHARE = 0.2
 
 
 def is_brains(name: str) -> bool:
@@ -44,9 +38,9 @@ def is_brains(name: str) -> bool:
 
 
 def load_brains(name: str, seed: int = 0) -> DatasetSplit:
-    """Return a random split of a cohort: a fifth to test on, scanners and diagnoses in proportion."""
+    """Return a random split of a cohort, with a fifth of the participants to test on."""
     pool, volumes = whole_cohort(name)
-    train, test = pool.split(TEST_SHARE, stratify=("site", "target", "age"), random_state=seed)
+    train, test = pool.split(0.2, stratify=("site", "target", "age"), random_state=seed)
     fitted = train
     if name.endswith("-hard"):
         fitted = train[apart(pool.C[train, 0], pool.site[train], len(pool.sites))]
@@ -60,58 +54,56 @@ def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
 
 def apart(age: NDArray[np.float64], site: NDArray[np.intp], n_sites: int) -> NDArray[np.bool_]:
     """Return which rows lie in their site's range of ages: between quantiles, sites in order of mean age."""
-    order = np.argsort([age[site == k].mean() for k in range(n_sites)])
+    rank = np.argsort(np.argsort([age[site == k].mean() for k in range(n_sites)]))[site]
     edges = np.quantile(age, np.linspace(0, 1, n_sites + 1))
     edges[-1] = np.inf
-    keep = np.zeros(len(age), dtype=bool)
-    for place, k in enumerate(order):
-        keep |= (site == k) & (age >= edges[place]) & (age < edges[place + 1])
-    return keep
+    return (age >= edges[rank]) & (age < edges[rank + 1])
 
 
 def place_of(like: str) -> Path:
-    """Return where the cache holds a simulated cohort, or would."""
-    name = f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-v{BRAINS_VERSION}"
-    return cache_folder() / "simulated" / name
+    """Return the folder of a simulated cohort in the cache."""
+    return cache_folder() / "simulated" / f"{like}-{RESOLUTION:g}mm-{COHORT_SEED}-v{BRAINS_VERSION}"
 
 
 def simulated_folder(like: str) -> Path:
-    """Return the folder of a simulated cohort in the cache, simulated if it is not there."""
+    """Return the folder of a simulated cohort in the cache; simulate it if it is missing."""
     folder = place_of(like)
-    if not is_whole(folder):
-        brains = _simulated(like)
-        say(f"simulating {len(brains)} brains into {folder}")
-        # Aside, and then under its name: another run may be doing the same, and must not read half of it.
-        aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            for _ in brains.write(aside, jobs=os.cpu_count() or 1):
-                pass
-            if not is_whole(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
-                aside.rename(folder)
-        except OSError:
-            if not is_whole(folder):  # or the other was first after all
-                raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    if is_whole(folder):
+        return folder
+    brains = _simulated(like)
+    say(f"simulating {len(brains)} brains into {folder}")
+    # Written to a temporary folder, which is renamed: another run may simulate at the same time.
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for _ in brains.write(partial, jobs=os.cpu_count() or 1):
+            pass
+        if not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # of a killed run
+            partial.rename(folder)
+    except OSError:
+        if not is_whole(folder):  # by the other run
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a simulated cohort was written to its end."""
+    """Return whether a simulated cohort is complete."""
     return (folder / "participants.tsv").is_file()
 
 
-def scanned_by_all(name: str, ids: Sequence[str], sites: Sequence[str], mask: Mask) -> NDArray[np.float32]:
-    """Return simulated participants as scanned by every scanner, (sites, participants, voxels)."""
+def scanned_by_all(
+    name: str, ids: Sequence[str], sites: Sequence[str], mask: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return scans of simulated participants by every scanner, (sites, participants, voxels)."""
     brains = _simulated(name.removesuffix("-hard").removesuffix("-sim"))
     scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
-    place = {person: k for k, person in enumerate(brains.people["participant_id"])}
     scans = np.empty((len(sites), len(ids), int(mask.sum())), dtype=np.float32)
-    for column, person in enumerate(ids):
-        tissues = brains.anatomy.brain(brains.traits(place[person]))
+    for column, participant in enumerate(pd.Index(brains.people["participant_id"]).get_indexer(list(ids))):
+        tissues = brains.anatomy.brain(brains.traits(participant))
         for row, site in enumerate(sites):
-            scans[row, column] = brains.image(tissues, scanners[site], place[person])[mask]
+            scans[row, column] = brains.image(tissues, scanners[site], participant)[mask]
     return scans
 
 

@@ -1,17 +1,14 @@
-"""Harmonizers compared on held-out participants: how far the site can be predicted, and what else can be.
-
-Folds have sites in proportion; a harmonizer is fitted on training rows and applied to test rows. Then, on its
-output:
+"""Harmonizers compared on held-out participants of folds that are stratified by site.
 
 - ``adv``: balanced accuracy of the best of three site classifiers, given the covariates too; ``adv_age`` is
   that of the covariates alone, which no harmonizer that keeps age can go below;
 - ``age``: R² of a ridge regression of the first covariate; ``lso`` the same on sites left out of it;
-- ``auc``: area under the ROC curve of a logistic regression of the target, where that has two classes;
-  ``auc_within`` the same among pairs of one site, where the site's share of each class is of no use;
-- ``clean``: R² with the features as they were before any site touched them, where a simulator knows them.
+- ``auc``: area under the ROC curve of a logistic regression of a binary target; ``auc_within`` the same among
+  pairs of one site, where the proportion of classes at the site does not help;
+- ``clean``: R² with the features without site effects, of simulated tables.
 
-``ours-y`` is ours given the target of the training rows, and ``clean`` the simulator's features themselves:
-to predict the age better than they do is not to be nearer to the truth.
+The method ``ours-y`` is ours given the target of the training rows, and ``clean`` the simulator's features:
+a harmonizer that predicts the age better than these is not closer to the truth.
 """
 
 from __future__ import annotations
@@ -19,8 +16,10 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -34,26 +33,25 @@ from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
 from equipool.data.tables import label_columns, read_table
+from equipool.estimators.peers import PEERS, ComBatPeer, Raw
+from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-from equipool.judge.classifiers import BALANCED
+from equipool.judge.classifiers import BALANCED, SiteScore
 from equipool.judge.heldout import Fold, make_folds
 from equipool.judge.scores import r2_with_clean
 from equipool.simulate import SimulatedTable, simulate_table
 
-__all__ = ["HARMONIZERS", "SIMULATED", "make_harmonizer", "read_pool", "run_harmonizers", "score_fold"]
-
 FloatArray = NDArray[np.float64]
-Subjects = Mapping[str, NDArray[Any] | None]
 
 HARMONIZERS = (*"raw combat-nocov combat combat-gam covbat covbat-gam ours ours-y clean".split(),)
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
-# Sites shift, stretch, mix and bend features; in the second kind also by factors that participants share.
+# Sites change shift, scale, covariance and warp; in the second kind also depending on shared factors.
 SIMULATED_KINDS: dict[str, dict[str, Any]] = {
     "simulated-": {"features": 24, "noise": 0.12},
     "simulated-joint-": {"features": 80, "noise": 0.06, "joint": 0.3},
 }
-FOLDS = 5
+FOLDS, MIN_ROWS = 5, 10  # rows of a site
 SHOWN = {
     "adv": "adv",
     "adv_age": "adv, covariates alone",
@@ -71,15 +69,15 @@ def run_harmonizers(
     out: Path,
     *,
     methods: Sequence[str] = HARMONIZERS,
-    subjects: Subjects | None = None,
+    subjects: Mapping[str, NDArray[Any] | None] | None = None,
     repeats: int = 3,
     jobs: int | None = None,
     fresh: bool = False,
 ) -> pd.DataFrame:
     """Score every harmonizer on every table; write ``folds.csv``, ``harmonizers.csv``, ``harmonizers.md``.
 
-    Each fold is a file under ``folds`` (:func:`equipool.benchmark.runs.run_all`), so a killed comparison goes
-    on. ``subjects`` has the participant of each row of a table, where participants have several.
+    Each fold is a file under ``folds`` (:func:`.run_all`), so a killed comparison resumes. ``subjects`` has
+    the participant of each row of a table, where participants have several.
     """
     if repeats < 1:
         raise InputError(f"The folds must be made at least once. Got {repeats} repeats.")
@@ -91,14 +89,14 @@ def run_harmonizers(
             raise InputError(f"{name} needs features and a covariate to keep; name it with --covariate.")
         subject = (subjects or {}).get(name)
         data = (pool.features, pool.C, pool.site, pool.sites, pool.y, subject)
-        key = fingerprint(name, tuple(methods), *data)
+        stem = out / "folds" / fingerprint(name, tuple(methods), *data)
         for repeat in range(repeats):
             for fold in range(len(_folds(name, pool, subject, repeat))):
-                path = out / "folds" / f"{key}-{repeat}-{fold}.json"
-                wanted[path] = (pool, name, repeat, fold, methods, subject)
+                arguments = (pool, name, repeat, fold, methods, subject)
+                wanted[stem.with_name(f"{stem.name}-{repeat}-{fold}.json")] = arguments
     out.mkdir(parents=True, exist_ok=True)
     scores = run_all(score_fold, wanted, what="folds", jobs=jobs, fresh=fresh)
-    frame = pd.DataFrame([score for fold_scores in scores for score in fold_scores])
+    frame = pd.DataFrame(list(chain.from_iterable(scores)))
     _write(frame, out)
     return frame
 
@@ -111,13 +109,12 @@ def _folds(table: str, pool: PooledDataset, subject: NDArray[Any] | None, repeat
 
 
 def read_pool(
-    table: str, *, site: str | None, subject: str | None = None, least: int = 10, **roles: Unpack[Roles]
+    table: str, *, site: str | None, subject: str | None = None, **roles: Unpack[Roles]
 ) -> tuple[str, PooledDataset, NDArray[Any] | None]:
     """Return name, pool and participants of a table for scoring: a file's, or a simulated one.
 
-    ``subject`` names the column of participants, where these have several rows. Sites of fewer than ``least``
-    rows are left out. Simulated are ``simulated-OVERLAP[-SEED]`` and ``simulated-joint-OVERLAP[-SEED]``
-    (:data:`SIMULATED_KINDS`).
+    ``subject`` names the column of participants, where these have several rows. Sites of fewer than
+    :data:`MIN_ROWS` rows are left out. Simulated tables are named by kind, overlap and seed.
     """
     truth = _simulated(table)
     if truth is not None:
@@ -126,14 +123,14 @@ def read_pool(
         raise InputError("Name the column that tells sites apart with --site.")
     frame = read_table(table, labels=label_columns(site, roles))
     pool = PooledDataset.from_frame(frame, site=site, **roles)
-    large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= least
+    large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= MIN_ROWS
     if len(np.unique(pool.site[large])) < 2:
-        raise InputError(f"{table} has fewer than two sites with {least} people; give a larger table.")
+        raise InputError(f"{table} has fewer than two sites with {MIN_ROWS} rows; give a larger table.")
     return Path(table).stem, pool[large], None if subject is None else parse_labels(frame[subject])[large]
 
 
 def _simulated(table: str) -> SimulatedTable | None:
-    """Return the simulated table of that name, None where it is no such name."""
+    """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``, ``None`` for other names."""
     if not table.startswith("simulated-"):
         return None
     kind = "simulated-joint-" if table.startswith("simulated-joint-") else "simulated-"
@@ -145,34 +142,21 @@ def _simulated(table: str) -> SimulatedTable | None:
             f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
             "another such table, simulated-joint-0.5 for sites that act by factors that participants share."
         ) from None
-    return simulate_table(
-        sites=SIMULATED,
-        people=120,
-        overlap=share,
-        random_state=number,
-        disease=0.04,
-        mixing=0.3,
-        bending=0.1,
-        **SIMULATED_KINDS[kind],
-    )
+    kinds = {"disease": 0.04, "mixing": 0.3, "bending": 0.1, **SIMULATED_KINDS[kind]}
+    return simulate_table(sites=SIMULATED, people=120, overlap=share, random_state=number, **kinds)
 
 
 def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
-    """Return the clean features of a simulated table; a file may have such a name too, and has none."""
-    try:
+    """Return the clean features of a simulated table; a file of the same name has none."""
+    with suppress(InputError):
         truth = _simulated(table)
-    except InputError:
-        return None
-    if truth is None or not np.array_equal(truth.pool.features, pool.features):
-        return None
-    return truth.clean
+        if truth is not None and np.array_equal(truth.pool.features, pool.features):
+            return truth.clean
+    return None
 
 
 def make_harmonizer(method: str) -> Any:
     """Return an unfitted harmonizer by its name in the table."""
-    from equipool.estimators.peers import PEERS, ComBatPeer, Raw
-    from equipool.estimators.site_harmonizer import SiteHarmonizer
-
     if method in ("raw", "clean"):
         return Raw()
     if method in ("ours", "ours-y"):
@@ -192,22 +176,21 @@ def score_fold(
 ) -> list[dict[str, Any]]:
     """Fit on the training rows of one fold and evaluate on its test rows; return one row a method.
 
-    ``methods`` are names of :data:`HARMONIZERS`, or unfitted harmonizers by name. Those that a table has
-    nothing for, a target of two classes or a truth, are left out.
+    ``methods`` are names of :data:`HARMONIZERS`, or unfitted harmonizers by name. ``ours-y`` needs a binary
+    target and ``clean`` a simulated table; otherwise they are left out.
     """
     part = _folds(table, pool, subject, repeat)[fold]
-    test = part.test
     clean, labels = _clean(table, pool), _two_classes(pool)
     missing = {"clean": clean is None, "ours-y": labels is None}
-    alone = _adversary(part, pool.C)
+    adv_age = best_accuracy(part.site_scores(pool.C, BALANCED))
     scores = []
     for method in methods:
         if missing.get(method):
             continue
         harmonizer = methods[method] if isinstance(methods, Mapping) else make_harmonizer(method)
-        seen = replace(pool, X=clean) if method == "clean" else pool
+        data = replace(pool, X=clean) if method == "clean" else pool
         start = time.process_time()
-        after = _harmonized(harmonizer, seen, part, given_target=method == "ours-y", subject=subject)
+        after = _harmonized(harmonizer, data, part, given_target=method == "ours-y", subject=subject)
         seconds = time.process_time() - start
         finite = np.nan_to_num(after)
         age = part.number_scores(finite, pool.C[:, 0])
@@ -218,13 +201,15 @@ def score_fold(
                 "method": method,
                 "repeat": repeat,
                 "fold": fold,
-                "adv": _adversary(part, part.with_covariates(finite)),
-                "adv_age": alone,
+                "adv": best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED)),
+                "adv_age": adv_age,
                 "age": age["all"],
                 "lso": age["left-out sites"],
                 "auc": target.get("all", float("nan")),
                 "auc_within": target.get("within sites", float("nan")),
-                "clean": float("nan") if clean is None else r2_with_clean(finite[test], clean[test]),
+                "clean": float("nan")
+                if clean is None
+                else r2_with_clean(finite[part.test], clean[part.test]),
                 "broken": 1 - float(np.isfinite(after).mean()),
                 "seconds": seconds,
             }
@@ -232,16 +217,15 @@ def score_fold(
     return scores
 
 
-def _adversary(fold: Fold, x: FloatArray) -> float:
-    return max(score.balanced_accuracy for score in fold.site_scores(x, BALANCED))
+def best_accuracy(scores: Sequence[SiteScore]) -> float:
+    """Return the balanced accuracy of the best site classifier."""
+    return max(score.balanced_accuracy for score in scores)
 
 
 def _two_classes(pool: PooledDataset) -> NDArray[Any] | None:
     """Return the target where it has two classes."""
-    if pool.y is None or pool.task != "class" or len(np.unique(pool.y.astype(str))) != 2:
-        return None
-    labels: NDArray[Any] = pool.y.astype(str)
-    return labels
+    labels = None if pool.y is None else pool.y.astype(str)
+    return labels if labels is not None and pool.task == "class" and len(np.unique(labels)) == 2 else None
 
 
 def _harmonized(
@@ -255,14 +239,14 @@ def _harmonized(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peers' warnings of small sites
         harmonizer.fit(x[train], **given, site=site[train], covariates=c[train])
-        after = np.array(x)  # rows of a site without training rows stay as measured; they are not tested
+        after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
         rows = np.isin(site, site[train])
         after[rows] = harmonizer.transform(x[rows], site=site[rows], covariates=c[rows])
     return after
 
 
 def _write(frame: pd.DataFrame, out: Path) -> None:
-    """Write folds and the table: mean of all folds, and the standard deviation over repeats."""
+    """Write folds and the table: means over folds, and their standard deviations over repeats."""
     write_whole(out / "folds.csv", frame.to_csv(index=False))
     by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
     grouped = by_repeat.groupby(["table", "method"], sort=False)
@@ -272,10 +256,9 @@ def _write(frame: pd.DataFrame, out: Path) -> None:
     for table, part in mean.groupby(level="table", sort=False):
         cells = pd.DataFrame(index=part.index.get_level_values("method"))
         for name, title in SHOWN.items():
-            numbers = zip(part[name], spread.loc[part.index, name], strict=True)
             if name == "seconds":
-                cells[title] = [f"{value:.2f}" for value, _ in numbers]
+                cells[title] = [f"{seconds:.2f}" for seconds in part[name]]
             elif part[name].notna().any():
-                cells[title] = [mean_and_sd(value, sd, 3) for value, sd in numbers]
+                cells[title] = mean_and_sd(part[name], spread[name], 3)
         lines += [f"## {table}", "", markdown_table(cells), ""]
     write_whole(out / "harmonizers.md", "\n".join(lines))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import pandas as pd
 
-__all__ = ["latex_table", "markdown_table", "mean_and_sd"]
-
 LATEX = {"%": r"\%", "ΔEq": r"$\Delta_{Eq}$", "×": r"$\times$"}
 
 
-def mean_and_sd(mean: float, sd: float, digits: int, *, bold: bool = False) -> str:
-    """Return a cell of a mean and a standard deviation.
+def mean_and_sd(
+    means: pd.Series[float], sds: pd.Series[float], digits: int, bold: pd.Series[bool] | None = None
+) -> list[str]:
+    """Return cells of means and standard deviations, those of ``bold`` rows in bold.
 
     Examples
     --------
-    >>> mean_and_sd(0.5, 0.123, 2, bold=True)
-    '**0.50** (0.12)'
+    >>> mean_and_sd(pd.Series([0.5]), pd.Series([0.123]), 2, bold=pd.Series([True]))
+    ['**0.50** (0.12)']
     """
-    stars = "**" if bold else ""
-    return f"{stars}{mean:.{digits}f}{stars} ({sd:.{digits}f})"
+    stars = [""] * len(means) if bold is None else ["**" * best for best in bold]
+    rows = zip(stars, means, sds.reindex(means.index), strict=True)
+    return [f"{star}{mean:.{digits}f}{star} ({sd:.{digits}f})" for star, mean, sd in rows]
 
 
 def markdown_table(cells: pd.DataFrame, first: str = "method") -> str:
@@ -38,16 +39,8 @@ def markdown_table(cells: pd.DataFrame, first: str = "method") -> str:
 
 def latex_table(cells: pd.DataFrame) -> str:
     """Return a LaTeX table for the package booktabs."""
-
-    def cell(text: str) -> str:
-        head, tail = text.split(" ", 1)
-        return (rf"\textbf{{{head[2:-2]}}}" if head.startswith("**") else head) + " " + tail
-
-    names = list(map(str, cells.columns))
+    names = pd.Index(cells.columns.map(str), name="method")
     for text, symbol in LATEX.items():
-        names = [name.replace(text, symbol) for name in names]
-    lines = [rf"\begin{{tabular}}{{l{'r' * len(names)}}}", r"\toprule"]
-    lines.append(" & ".join(["method", *names]) + r" \\ \midrule")
-    for method, row in zip(cells.index, cells.to_numpy(), strict=True):
-        lines.append(" & ".join([str(method), *map(cell, row)]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        names = names.str.replace(text, symbol, regex=False)
+    bold = cells.replace(r"^\*\*(.+)\*\*", r"\\textbf{\1}", regex=True).rename_axis(index=None)
+    return bold.set_axis(names, axis=1).to_latex(column_format="l" + "r" * len(names))

@@ -9,26 +9,14 @@ from typing import Any
 
 from equipool.exceptions import InputError
 
-__all__ = [
-    "ABLATION",
-    "METHODS",
-    "METHODS_VERSION",
-    "SETTINGS",
-    "make_method",
-    "quick_settings",
-    "read_settings",
-    "settings_of",
-    "settings_text",
-]
-
-# Raise it when an estimator or a harmonizer gives other results: benchmarks are then run anew.
+# Raise it when an estimator or a harmonizer gives other results: benchmarks are then run again.
 METHODS_VERSION = 1
 
 Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
 
-# From Algorithm 1 as the paper has it to ours: each step keeps those before it. The last one is ours.
+# From the paper's Algorithm 1 to ours: each step keeps those before it.
 STEPS: dict[str, dict[str, Any]] = {
     "paper+frame": {"tau": "frame", "generator": "spread"},
     "paper+still": {"turning_planes": 1, "independence": 1.0},
@@ -39,31 +27,23 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 ABLATION = ("paper", *STEPS, "ours", "transported")
 
-# Where a dataset needs others than the defaults: dataset → method → parameters, "*" for all methods. German's
-# are those of `equipool select german --trials 12 --tolerance 0.01`, see docs/experiments.md.
+
+def _linear(hidden: int, weight_decay: float) -> dict[str, Any]:
+    return {"encoder": "linear", "hidden": hidden, "weight_decay": weight_decay}
+
+
+# Settings that differ from the defaults: dataset → method → parameters, "*" for all methods. German's are
+# those of `equipool select german --trials 12 --tolerance 0.01`, see docs/experiments.md.
 SETTINGS: Settings = {
     "german": {
         "*": {"steps": 400},
-        "naive": {"encoder": "linear", "hidden": 128, "weight_decay": 0.0},
-        "mmd": {"encoder": "linear", "hidden": 128, "weight_decay": 0.0, "invariance": 3.0},
-        "cai": {"encoder": "linear", "hidden": 64, "weight_decay": 5.0, "invariance": 1.0},
-        "ss": {"encoder": "linear", "hidden": 128, "weight_decay": 1.0, "invariance": 1.0},
+        "naive": _linear(128, 0.0),
+        "mmd": {**_linear(128, 0.0), "invariance": 3.0},
+        "cai": {**_linear(64, 5.0), "invariance": 1.0},
+        "ss": {**_linear(128, 1.0), "invariance": 1.0},
         "rm": {"encoder": "mlp", "hidden": 64, "weight_decay": 1.0, "invariance": 1.0},
-        "paper": {
-            "encoder": "linear",
-            "hidden": 64,
-            "weight_decay": 1.0,
-            "mmd": 0.1,
-            "latent_reconstruction": 0.1,
-        },
-        "ours": {
-            "encoder": "linear",
-            "hidden": 64,
-            "weight_decay": 0.0,
-            "power": 10.0,
-            "adversary": 0.5,
-            "mmd": 0.3,
-        },
+        "paper": {**_linear(64, 1.0), "mmd": 0.1, "latent_reconstruction": 0.1},
+        "ours": {**_linear(64, 0.0), "power": 10.0, "adversary": 0.5, "mmd": 0.3},
     },
     # Few scans, many voxels: chosen on another simulated cohort, see docs/experiments.md.
     **{
@@ -74,23 +54,23 @@ SETTINGS: Settings = {
 
 
 def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:
-    """Return what a method is given on a dataset, beside its defaults."""
-    # Methods that a file does not name keep ours, or they would be compared unequally.
+    """Return the parameters of a method on a dataset that differ from its defaults.
+
+    Methods that ``settings`` does not name keep :data:`SETTINGS`, or the comparison would be unfair.
+    """
     default = SETTINGS.get(f"{dataset.partition(':')[0]}-sim" if ":" in dataset else dataset, {})
     chosen = {**default, **(settings or {}).get(dataset, {})}
     return {**chosen.get("*", {}), **chosen.get(method, {})}
 
 
 def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Settings | None) -> Settings:
-    """Return settings with a third of the steps, to see the whole path soon."""
-    return {
-        dataset: {
-            method: {**given, "steps": max(int(given.get("steps", 1500)) // 3, 1)}
-            for method in methods
-            for given in [settings_of(dataset, method, settings)]
-        }
-        for dataset in datasets
-    }
+    """Return settings with a third of the steps, for a quick trial."""
+    quick: dict[str, dict[str, dict[str, Any]]] = {dataset: {} for dataset in datasets}
+    for dataset in datasets:
+        for method in methods:
+            usual = settings_of(dataset, method, settings)
+            quick[dataset][method] = {**usual, "steps": max(int(usual.get("steps", 1500)) // 3, 1)}
+    return quick
 
 
 def read_settings(path: Path) -> Settings:
@@ -98,11 +78,11 @@ def read_settings(path: Path) -> Settings:
     if not path.is_file():
         raise InputError(f"{path} does not exist; give the DIR/settings.json that `equipool select` wrote.")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        for dataset, methods in found.items():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        for dataset, methods in settings.items():
             for method, changes in methods.items():
                 if method != "*":
-                    make_method(method, 0, settings_of(dataset, method, found))
+                    make_method(method, 0, settings_of(dataset, method, settings))
                 elif not isinstance(changes, dict):
                     raise TypeError("not a mapping")
     except (ValueError, AttributeError, TypeError) as error:
@@ -110,7 +90,7 @@ def read_settings(path: Path) -> Settings:
             f"{path} holds no settings ({error}); give JSON such as "
             '{"german": {"ours": {"power": 10.0}}}, as `equipool select` writes it.'
         ) from error
-    return found
+    return settings
 
 
 def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
@@ -129,11 +109,9 @@ def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
     if method in ("ours", "transported"):
         match = {"match": "transported"} if method == "transported" else {}
         return models.EquivariantPooler(random_state=seed, **{**changes, **match})
-    if method == "paper":
-        return models.EquivariantPooler.from_preset("paper", random_state=seed, **changes)
-    if method in STEPS:
-        names = list(STEPS)
-        steps = {k: v for name in names[: names.index(method) + 1] for k, v in STEPS[name].items()}
+    if method in ("paper", *STEPS):
+        names = ["paper", *STEPS]
+        steps = {k: v for name in names[1 : names.index(method) + 1] for k, v in STEPS[name].items()}
         return models.EquivariantPooler.from_preset("paper", random_state=seed, **{**changes, **steps})
     raise InputError(f"There is no method {method!r}; there are {', '.join([*METHODS, *ABLATION[1:-2]])}.")
 

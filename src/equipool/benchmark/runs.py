@@ -1,4 +1,4 @@
-"""Work that is done once: each result is a file named by all that decides it, so that killed runs go on."""
+"""Work that is done once: each result is a file named by a hash of its inputs, so that killed runs resume."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 
 from equipool.benchmark.methods import METHODS_VERSION
-from equipool.files import write_whole
+from equipool.files import read_json, write_whole
 from equipool.judge.scores import SCORES_VERSION
 from equipool.parallel import fan_out
 from equipool.progress import Progress, duration, say
 from equipool.simulate.brains import BRAINS_VERSION
 from equipool.version import __version__
 
-__all__ = ["file_stem", "fingerprint", "kept", "run_all"]
-
 
 def fingerprint(*parts: Any) -> str:
-    """Return a name that two runs share only if all parts and the versions of what computes them are equal.
+    """Return a hash of the parts and of the versions of the code that computes results.
 
     Raise ``METHODS_VERSION``, ``SCORES_VERSION`` or ``BRAINS_VERSION`` when results change.
     """
@@ -43,7 +41,7 @@ def run_all(
     fresh: bool = False,
     describe: Callable[[Any], str] | None = None,
 ) -> list[Any]:
-    """Return the results of all tasks in order; those whose file is there already are not run again.
+    """Return the results of all tasks in order; those whose file exists are not run again, unless ``fresh``.
 
     Parameters
     ----------
@@ -53,17 +51,15 @@ def run_all(
     wanted
         The arguments of each task by the file of its result.
     what, describe
-        For messages, if given: what the tasks are called, and one line on a result.
-    fresh
-        Whether to run all tasks anew.
+        For messages, if given: the name of the tasks, and one line on a result.
     """
-    results = {path: None if fresh else kept(path) for path in wanted}
+    results = {path: None if fresh else read_json(path) for path in wanted}
     todo = [path for path, result in results.items() if result is None]
     if what and len(todo) < len(wanted):
         say(f"{len(wanted) - len(todo)} of {len(wanted)} {what} are there already")
     progress = Progress(what, len(todo))
-    found = fan_out(_with_path, ((task, path, wanted[path]) for path in todo), jobs=jobs)
-    for done, (path, result) in enumerate(found, start=1):
+    finished = fan_out(_with_path, ((task, path, wanted[path]) for path in todo), jobs=jobs)
+    for done, (path, result) in enumerate(finished, start=1):
         if isinstance(result, tuple):
             result, beside = result
             write_whole(path.with_suffix(".npz"), beside)
@@ -75,16 +71,8 @@ def run_all(
     return list(results.values())
 
 
-def kept(path: Path) -> Any:
-    """Return the result in a file; ``None`` where there is none, or a damaged one."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def file_stem(dataset: str) -> str:
-    """Return a dataset's name as part of a file name: of a folder its last part, and a hash of the whole."""
+    """Return a dataset's name for file names: for a folder its last part and a hash of its path."""
     kind, _, place = dataset.partition(":")
     if not place:
         return kind

@@ -1,8 +1,7 @@
-"""Choosing settings as the paper does: accurate enough first, then as invariant as can be.
+"""Choosing settings as the paper does: among the accurate ones, the most invariant.
 
-Every setting is judged on validation splits of the training rows; test rows are never used. Among those whose
-accuracy is within a tolerance (5 % in the paper) of the best, the one is taken whose codes predict the site
-worst.
+Every setting is evaluated on validation splits of the training rows. Among those whose accuracy is within a
+tolerance (5 % in the paper) of the best, the one is chosen whose codes predict the site worst.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from equipool.exceptions import InputError
 from equipool.files import write_whole
 from equipool.progress import Progress, duration, say
 
-__all__ = ["SPACE", "choose", "search_space", "select"]
-
-# The whole search space: for all methods, and for each.
+# The search space of all methods, and of each.
 SPACE: dict[str, dict[str, list[Any]]] = {
     "*": {"encoder": ["mlp", "linear"], "hidden": [64, 128], "weight_decay": [0.0, 1.0, 5.0]},
     "naive": {},
@@ -32,8 +29,7 @@ SPACE: dict[str, dict[str, list[Any]]] = {
     "ours": {"power": [6.0, 10.0, 14.0], "adversary": [0.1, 0.2, 0.5], "mmd": [0.3, 1.0, 3.0]},
 }
 
-# Not searched: as many steps as a dataset of its size needs.
-STEPS = {"german": 400}
+FIXED: dict[str, dict[str, Any]] = {"german": {"steps": 400}}  # not searched
 
 
 def search_space(method: str) -> dict[str, list[Any]]:
@@ -56,8 +52,8 @@ def select(
 ) -> dict[str, dict[str, Any]]:
     """Search settings for each method; write ``trials.csv`` and ``settings.json``, and return the settings.
 
-    Each fit is a file under ``trials`` (:func:`.run_all`), so a killed search goes on where it stopped and
-    ends with the settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
+    Each fit is a file under ``trials`` (:func:`.run_all`), so a killed search resumes and ends with the
+    settings of an uninterrupted one. ``equipool benchmark --settings`` takes the file.
     """
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance must be a share of the best accuracy, from 0 to 1. Got {tolerance}.")
@@ -66,21 +62,20 @@ def select(
     for method in methods:
         search_space(method)
     parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
-    chosen: dict[str, dict[str, Any]] = {}
-    tables = []
+    chosen, tables = {}, []
     for method in methods:
         table = _search(dataset, method, out / "trials", trials=trials, parts=parts, jobs=jobs)
         best = choose(table, tolerance)
         table.insert(0, "method", method)
         tables.append(table.assign(chosen=table.index == best))
         row = table.loc[best]
-        chosen[method] = {**_fixed(dataset), **row["parameters"]}
+        chosen[method] = {**FIXED.get(dataset, {}), **row["parameters"]}
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
-    trials_of_all = pd.concat(tables)
-    trials_of_all["parameters"] = [json.dumps(parameters) for parameters in trials_of_all["parameters"]]
-    write_whole(out / "trials.csv", trials_of_all.to_csv(index=False))
+    searched = pd.concat(tables)
+    searched["parameters"] = searched["parameters"].map(json.dumps)
+    write_whole(out / "trials.csv", searched.to_csv(index=False))
     path = out / "settings.json"
-    # Settings of other methods and datasets, from an earlier search, stay.
+    # Settings of other methods and datasets, from an earlier search, are kept.
     settings = dict(read_settings(path)) if path.is_file() else {}
     settings[dataset] = {**settings.get(dataset, {}), **chosen}
     write_whole(path, json.dumps(settings, indent=2) + "\n")
@@ -88,7 +83,7 @@ def select(
 
 
 def choose(table: pd.DataFrame, tolerance: float) -> int:
-    """Return the row that is nearest to an AUC of 0.5 among those within the tolerance of the best accuracy.
+    """Return the row with the AUC nearest to 0.5 among those within the tolerance of the best accuracy.
 
     Examples
     --------
@@ -103,26 +98,22 @@ def choose(table: pd.DataFrame, tolerance: float) -> int:
 def _search(
     dataset: str, method: str, folder: Path, *, trials: int, parts: list[tuple[int, int]], jobs: int | None
 ) -> pd.DataFrame:
-    """Run the trials of one method; those that are there already are read, and give the same next ones."""
+    """Run the trials of one method; earlier ones are read, and lead to the same next ones."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study, space = optuna.create_study(directions=["maximize", "minimize"]), search_space(method)
     progress, rows = Progress(method, trials), []
     for k in range(trials):
-        # Seeded by the number of the trial, so that a search that was killed goes on as it would have.
+        # Seeded by the number of the trial, so that a killed search resumes as it would have continued.
         study.sampler = optuna.samplers.TPESampler(seed=k, multivariate=True)
         trial = study.ask()
         parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-        changes = {**_fixed(dataset), **parameters}
-        settings = settings_text(make_method(method, 0, changes))
-        wanted = {
-            folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json": (
-                *(dataset, method, changes),
-                *part,
-            )
-            for part in parts
-        }
+        changes = {**FIXED.get(dataset, {}), **parameters}
+        settings, wanted = settings_text(make_method(method, 0, changes)), {}
+        for part in parts:
+            path = folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json"
+            wanted[path] = (dataset, method, changes, *part)
         acc, auc = np.mean(run_all(_judge, wanted, jobs=jobs), axis=0).tolist()
         study.tell(trial, [acc, abs(auc - 0.5)])
         rows.append({"acc": acc, "auc": auc, "parameters": parameters})
@@ -133,18 +124,14 @@ def _search(
     return pd.DataFrame(rows)
 
 
-def _fixed(dataset: str) -> dict[str, Any]:
-    return {"steps": STEPS[dataset]} if dataset in STEPS else {}
-
-
 def _judge(dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int) -> list[float]:
-    """Fit on a part of the training rows; return accuracy in percent and the best AUC on the rest."""
+    """Fit on a part of the training rows; return the accuracy in percent and the best AUC on the others."""
     from equipool.benchmark.datasets import load_dataset
     from equipool.judge.classifiers import classify_site
 
     pool = load_dataset(dataset, seed).train
-    rows, others = pool.split(0.25, stratify=("site", "target"), random_state=1000 + split)
-    fit, rest = pool[rows], pool[others]
+    rows = pool.split(0.25, stratify=("site", "target"), random_state=1000 + split)
+    fit, rest = (pool[part] for part in rows)
     estimator = make_method(method, seed, changes)
     estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
     codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels

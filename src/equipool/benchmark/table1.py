@@ -1,4 +1,4 @@
-"""The paper's Table 1: every method on every dataset with several seeds, resumable, in parallel."""
+"""The paper's Table 1: every method on every dataset with several seeds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import pandas as pd
 from equipool.benchmark.cohorts import is_brains, whole_cohort
 from equipool.benchmark.layout import latex_table, markdown_table, mean_and_sd
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of, settings_text
-from equipool.benchmark.runs import file_stem, fingerprint, kept, run_all
-from equipool.files import write_whole
-
-__all__ = ["COLUMNS", "best_rows", "expected_runs", "run_benchmark", "run_one"]
+from equipool.benchmark.runs import file_stem, fingerprint, run_all
+from equipool.files import read_json, write_whole
 
 USUAL_SECONDS = {"german": 10.0, "adult": 65.0, "adni": 35.0, "adcp": 15.0}  # a run on one core
-VECTORS = 2000  # rows of τ that are kept for the figures
+VECTORS = 2000  # rows of τ that are saved for the figures
 
 # Shown in the table, with the direction that is better.
 COLUMNS = {
@@ -45,14 +43,14 @@ def run_benchmark(
     fresh: bool = False,
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Run what is not there yet and write ``runs.csv``, ``table.csv``, ``table.md`` and ``table.tex``.
+    """Run what is missing and write ``runs.csv``, ``table.csv``, ``table.md`` and ``table.tex``.
 
-    Each run is a file under ``runs`` (:func:`.run_all`), so a killed benchmark goes on.
-    ``settings`` takes the place of :data:`equipool.benchmark.methods.SETTINGS`.
+    Each run is a file under ``runs`` (:func:`.run_all`), so a killed benchmark resumes. ``settings`` replace
+    :data:`equipool.benchmark.methods.SETTINGS`.
     """
     wanted = _wanted(datasets, out / "runs", methods, seeds, settings)
     for dataset in filter(is_brains, datasets):
-        whole_cohort(dataset)  # simulated or read now, so that runs need not do it at the same time
+        whole_cohort(dataset)  # simulated or read now, so that runs do not do it at the same time
     arguments = {path: (*key, settings) for path, key in wanted.items()}
     records = run_all(run_one, arguments, what="runs", jobs=jobs, fresh=fresh, describe=_described)
     runs = pd.DataFrame(records).assign(tau_file=[path.with_suffix(".npz").name for path in wanted])
@@ -69,19 +67,19 @@ def expected_runs(
     fresh: bool = False,
     settings: Settings | None = None,
 ) -> tuple[int, int, float]:
-    """Return how many runs :func:`run_benchmark` needs, how many are not there, and their CPU seconds.
+    """Return how many runs :func:`run_benchmark` needs, how many are missing, and their CPU seconds.
 
-    Those are the median of the runs of the same dataset that are there, or what was usual elsewhere.
+    These are estimated by the median of a dataset's finished runs, or :data:`USUAL_SECONDS`.
     """
     wanted = _wanted(datasets, out / "runs", methods, seeds, settings)
-    there = {path: record for path in wanted if (record := kept(path)) is not None}
+    finished = {path: record for path in wanted if (record := read_json(path)) is not None}
     each = {}
     for name in datasets:
-        seconds = [record["seconds"] for record in there.values() if record["dataset"] == name]
+        seconds = [record["seconds"] for record in finished.values() if record["dataset"] == name]
         usual = USUAL_SECONDS[name.partition(":")[0].partition("-")[0]]
         each[name] = float(np.median(seconds)) if seconds else usual
-    todo = [key for path, key in wanted.items() if fresh or path not in there]
-    return len(wanted), len(todo), sum(each[dataset] for dataset, _, _ in todo)
+    todo = [dataset for path, (dataset, *_) in wanted.items() if fresh or path not in finished]
+    return len(wanted), len(todo), sum(each[dataset] for dataset in todo)
 
 
 def _wanted(
@@ -94,13 +92,12 @@ def _wanted(
             estimator = make_method(method, 0, settings_of(dataset, method, settings))
             key = fingerprint(dataset, settings_text(estimator))
             for seed in range(seeds):
-                path = folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"
-                wanted[path] = dataset, method, seed
+                wanted[folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"] = dataset, method, seed
     return wanted
 
 
 def run_one(dataset: str, method: str, seed: int, settings: Settings | None) -> tuple[dict[str, Any], bytes]:
-    """Fit one method on one dataset; return its row of ``runs.csv``, and τ and ages for the figures."""
+    """Fit a method on a dataset; return its row of ``runs.csv``, and a file of τ and ages for the figures."""
     from equipool.benchmark.datasets import load_dataset
 
     data = load_dataset(dataset, seed)
@@ -109,37 +106,39 @@ def run_one(dataset: str, method: str, seed: int, settings: Settings | None) -> 
     train = data.train
     estimator.fit(data.x(train), train.y, site=train.site_labels, covariates=train.C)
     record = {"dataset": dataset, "method": method, "seed": seed} | _scores(estimator, data, seed, start)
-    return record, _vectors(estimator, data)
+    rows = np.linspace(0, len(data.test) - 1, min(len(data.test), VECTORS)).astype(int)
+    part, content = data.test[rows], io.BytesIO()
+    np.savez_compressed(content, tau=estimator.tau_vector(data.x(part)).astype(np.float32), age=part.C[:, 0])
+    return record, content.getvalue()
 
 
 def _scores(estimator: Any, data: Any, seed: int, start: float) -> dict[str, Any]:
-    """Compute all scores; classifiers are fitted on training codes. Accuracies in percent, M times 100.
+    """Return all scores; site classifiers are fitted on training codes. Accuracies in percent, M times 100.
 
     ``mmd`` is the unbiased estimate, ``mmd_biased`` the V-statistic as in the paper's code, ``mmd_shuffled``
-    the 95 % quantile of the unbiased one where sites are shuffled.
+    the 95 % quantile of the unbiased estimate with shuffled sites.
     """
     from sklearn.metrics import balanced_accuracy_score
 
-    from equipool.judge.classifiers import UNWEIGHTED, classify_site
-    from equipool.judge.nulls import shuffled_band
+    from equipool.judge.classifiers import UNWEIGHTED, classify_site, shuffled_band
     from equipool.judge.scores import age_from_tau, delta_eq, discrepancy, equivariance_of
 
-    test, shown = data.test, data.train if data.classifier_train is None else data.classifier_train
-    x, x_shown = data.x(test), data.x(shown)
-    codes = estimator.transform(x_shown), shown.site_labels, estimator.transform(x), test.site_labels
+    test, train = data.test, data.train if data.classifier_train is None else data.classifier_train
+    x, x_train = data.x(test), data.x(train)
+    codes = estimator.transform(x_train), train.site_labels, estimator.transform(x), test.site_labels
     paper, *others = classify_site(*codes, classifiers=["paper", *UNWEIGHTED], seed=seed)
     best = max(others, key=lambda score: score.auc)
     low, high = shuffled_band(*codes, seed=seed)
-    apart = discrepancy(codes[2], test.site_labels, seed=seed)
+    mmd = discrepancy(codes[2], test.site_labels, seed=seed)
     predicted = estimator.predict(x)
-    tau, tau_shown = estimator.tau_vector(x), estimator.tau_vector(x_shown)
-    age_r2, age_rank = age_from_tau(tau_shown, shown.C[:, 0], tau, test.C[:, 0])
+    tau, tau_train = estimator.tau_vector(x), estimator.tau_vector(x_train)
+    age_r2, age_rank = age_from_tau(tau_train, train.C[:, 0], tau, test.C[:, 0])
     return {
         "delta_eq": delta_eq(tau, test.C),
         "adv": 100 * paper.accuracy,
         "adv_auc": paper.auc,
         "adv_chance": 100 * paper.chance,
-        "mmd": 100 * apart.unbiased,
+        "mmd": 100 * mmd.unbiased,
         "acc": 100 * float((predicted == test.y).mean()),
         "seconds": time.process_time() - start,
         "classifier_auc": best.auc,
@@ -152,18 +151,9 @@ def _scores(estimator: Any, data: Any, seed: int, start: float) -> dict[str, Any
         "age_rank": age_rank,
         "equivariance_error": equivariance_of(estimator, x),
         "dropped": float(getattr(estimator, "dropped_", 0.0)),
-        "mmd_biased": 100 * apart.biased,
-        "mmd_shuffled": 100 * float(np.quantile(apart.shuffled, 0.95)),
+        "mmd_biased": 100 * mmd.biased,
+        "mmd_shuffled": 100 * float(np.quantile(mmd.shuffled, 0.95)),
     }
-
-
-def _vectors(estimator: Any, data: Any) -> bytes:
-    """Return τ and the age of evenly spaced test rows, as a file."""
-    rows = np.linspace(0, len(data.test) - 1, min(len(data.test), VECTORS)).astype(int)
-    part = data.test[rows]
-    content = io.BytesIO()
-    np.savez_compressed(content, tau=estimator.tau_vector(data.x(part)).astype(np.float32), age=part.C[:, 0])
-    return content.getvalue()
 
 
 def _described(record: dict[str, Any]) -> str:
@@ -173,14 +163,8 @@ def _described(record: dict[str, Any]) -> str:
     )
 
 
-# -- tables ------------------------------------------------------------------------------------------------
-
-
 def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Say which methods are best in a column of a table of means.
-
-    An AUC is best near 0.5 and M near 0: below is chance as much as above, and M below 0 counts as 0.
-    """
+    """Return which methods are best in a column of means: AUC nearest to 0.5, M nearest to or below 0."""
     values = means[column]
     if COLUMNS[column][1] == "high":
         return values == values.max()
@@ -201,9 +185,8 @@ def _write_tables(runs: pd.DataFrame, out: Path) -> None:
     for dataset, part in means.groupby(level="dataset", sort=False):
         cells = pd.DataFrame(index=part.index.get_level_values("method"))
         for column, (title, _) in COLUMNS.items():
-            numbers = zip(part[column], spread.loc[part.index, column], best_rows(part, column), strict=True)
             digits = 3 if "auc" in column else 2
-            cells[title] = [mean_and_sd(mean, sd, digits, bold=best) for mean, sd, best in numbers]
+            cells[title] = mean_and_sd(part[column], spread[column], digits, best_rows(part, column))
         chance = runs.loc[runs.dataset == dataset, "adv_chance"].mean()
         low, high = part["permuted_low"].mean(), part["permuted_high"].mean()
         note = (

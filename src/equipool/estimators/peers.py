@@ -14,9 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.exceptions import InputError, MissingExtraError
 
-__all__ = ["PEERS", "ComBatPeer", "Raw"]
-
-# The names in our tables, and combatlearn's.
+# Names in our tables and in combatlearn.
 PEERS = {
     "combat-nocov": "johnson",
     "combat": "fortin",
@@ -25,7 +23,7 @@ PEERS = {
     "covbat-gam": "covbat_gam",
 }
 LINEAR = {"combat-gam": "combat", "covbat-gam": "covbat"}
-SPLINE_VALUES = 10  # distinct ones that combatlearn asks for
+SPLINE_VALUES = 10  # distinct values of a covariate that combatlearn requires for a spline
 
 
 class Raw(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -41,13 +39,7 @@ class Raw(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A member of the ComBat family, fitted on train and applied to test, covariates kept where it can.
-
-    Parameters
-    ----------
-    method
-        One of :data:`PEERS`.
-    """
+    """A member of the ComBat family (one of :data:`PEERS`), with covariates where it takes them."""
 
     def __init__(self, method: str = "combat") -> None:
         self.method = method
@@ -79,13 +71,11 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.combat_.transform(pd.DataFrame(np.asarray(X, dtype=np.float64))))
 
     def _metadata(self, site: Any, covariates: Any) -> dict[str, Any]:
-        given: dict[str, Any] = {"batch": pd.Series(np.asarray(site).astype(str))}
+        metadata: dict[str, Any] = {"batch": pd.Series(np.asarray(site).astype(str))}
         if covariates is not None and self.method != "combat-nocov":
-            values = np.asarray(covariates, dtype=np.float64).reshape(len(given["batch"]), -1)
-            given["continuous_covariates"] = pd.DataFrame(
-                values, columns=[f"c{k}" for k in range(values.shape[1])]
-            )
-        return given
+            values = np.asarray(covariates, dtype=np.float64).reshape(len(metadata["batch"]), -1)
+            metadata["continuous_covariates"] = pd.DataFrame(values).add_prefix("c")
+        return metadata
 
 
 def _variant(method: str, covariates: pd.DataFrame | None) -> dict[str, Any]:

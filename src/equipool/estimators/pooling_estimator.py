@@ -22,7 +22,7 @@ from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
 from equipool.estimators.front import Front, fit_front, with_site, without_site
-from equipool.estimators.manifest import manifest_of
+from equipool.estimators.persistence import save
 from equipool.estimators.training_data import (
     Rows,
     ScaledVolumes,
@@ -30,6 +30,7 @@ from equipool.estimators.training_data import (
     as_volumes,
     check_grid,
     dense,
+    manifest_of,
     through,
     voxel_scales,
 )
@@ -40,8 +41,6 @@ from equipool.nn.networks import require_width
 from equipool.nn.training import Step, Trained
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
-
-__all__ = ["PoolingEstimator"]
 
 FloatArray = NDArray[np.float64]
 
@@ -76,9 +75,8 @@ class Learned:
 class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the pooler and of the baselines, with the parameters that all of them have.
 
-    A subclass gives ``_build``, which returns a module with the methods ``code`` (scaled features to codes),
-    ``tau`` (to the vectors that stand for τ), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which
-    returns it trained.
+    A subclass gives ``_build``, which returns a module with ``code`` (scaled features to codes), ``tau`` (to
+    vectors τ(ℓ)), ``rebuilt`` and ``predictor``, and ``_fit_networks``, which returns it trained.
     """
 
     n_latent: int = 30
@@ -99,6 +97,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     random_state: int | None = None
 
     _learned: ClassVar[type] = Learned
+    save = save
     mask_ = affine_mm_ = front_ = cast(Any, None)  # of tables, and without a front
 
     def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> PoolingEstimator:
@@ -206,12 +205,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         measure = accuracy_score if self.task_ == "class" else r2_score
         return float(measure(y, self.predict(X), sample_weight=sample_weight))
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the fitted estimator as safetensors and JSON; :func:`equipool.load` reads it."""
-        from equipool.estimators.persistence import save
-
-        return save(self, folder)
-
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, learned values that do not belong together."""
         targets = {None: (False, False), "class": (True, False), "number": (False, True)}
@@ -287,7 +280,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _voxel_share(self) -> float:
-        """What a voxel weighs in the reconstruction beside a feature of a table."""
+        """The weight of a voxel in the reconstruction, relative to a feature of a table."""
         return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
 
     def _n_outputs(self) -> int:
@@ -309,13 +302,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
         """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
         volumes = as_volumes(X, self.mask_, self.affine_mm_)
-        if volumes is not None and reset:
-            self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
-            self.n_features_in_ = volumes.shape[1]
-            return volumes
-        if volumes is not None and self.mask_ is None:
-            raise InputError("This estimator was fitted on a table; give features, not images.")
         if volumes is not None:
+            if reset:
+                self.mask_, self.affine_mm_ = volumes.mask, volumes.affine
+                self.n_features_in_ = volumes.shape[1]
+            if self.mask_ is None:
+                raise InputError("This estimator was fitted on a table; give features, not images.")
             check_grid(volumes, self.mask_, self.affine_mm_)
             return volumes
         if self.mask_ is not None:
@@ -327,16 +319,14 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return table
 
     def _require_fitting_modules(self, n_features: int) -> None:
-        """Refuse modules of the user's that do not fit the data and n_latent."""
-        if not isinstance(self.encoder, nn.Module) and self.decoder is None:
-            return
+        """Refuse modules of the user that do not fit the data and n_latent."""
         with torch.random.fork_rng(devices=[]):
-            forward, back = self._coders(n_features)
-        latent = f"n_latent={self.n_latent}"
-        if isinstance(self.encoder, nn.Module):
-            require_width("encoder", forward, n_features, self.n_latent, f"numbers a row ({latent})")
-        if self.decoder is not None:
-            require_width("decoder", back, self.n_latent, n_features, f"values a row, given {latent}")
+            if isinstance(self.encoder, nn.Module):
+                what = f"numbers a row (n_latent={self.n_latent})"
+                require_width("encoder", self._coders(n_features)[0], n_features, self.n_latent, what)
+            if self.decoder is not None:
+                what = f"values a row, given n_latent={self.n_latent}"
+                require_width("decoder", self._coders(n_features)[1], self.n_latent, n_features, what)
 
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
@@ -384,7 +374,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(scaled.astype(np.float32))
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
-        """Return checked features as the network sees them."""
+        """Return checked features as the input of the network."""
         return self._standardised(self._without_site(features))
 
     def _scaled_covariates(self, values: FloatArray) -> Tensor:

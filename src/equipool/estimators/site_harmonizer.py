@@ -72,42 +72,40 @@ class Learned:
 class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     """Remove site effects from features: the same columns and units, without the site.
 
-    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` with the
-    same for any others, a single one too. Site effects (:mod:`equipool.sites`) are estimated beside a smooth
-    trend in the covariates that all sites share, so differences that the covariates explain are kept, also
-    where the sites' ages do not overlap. Every effect beyond shift and scale enters only where held-out
-    participants have a higher likelihood with it. Features that never vary, and point masses such as a volume
-    of 0, pass through unchanged.
+    A drop-in for ComBat: ``fit(X, site=, covariates=)`` on training participants, ``transform`` on any.
+    Site effects (:mod:`equipool.sites`) are estimated together with a smooth trend in the covariates that all
+    sites share, so differences that the covariates explain are kept, also where the sites' ages do not
+    overlap. Every effect beyond shift and scale enters only where held-out participants have a higher
+    likelihood with it. Constant features, and point masses such as a volume of 0, pass through unchanged.
 
     Parameters
     ----------
     unseen_site
-        What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
-        rows as they are; ``"adapt"``, estimate the site from the rows given, with everything else as it is.
+        What ``transform`` does with a site that was not in the data of the fit: ``"error"``; ``"pooled"``,
+        leave its rows as they are; ``"adapt"``, estimate its effects from its rows.
     reference_site
         Bring all rows to this site instead of to the pool; its rows stay as they are.
     missing
-        ``"error"``, or ``"impute"``: fill missing features with what site and covariates predict.
+        ``"error"``, or ``"impute"``: fill missing features with their prediction from site and covariates.
     mixing
         Shrinkage k of the sites' covariances towards the pool's, in equivalent participants: larger removes
-        less. ``None``: chosen, or none; ``numpy.inf``: covariances are left as they are, as in ComBat. See
+        less. ``None``: chosen; ``numpy.inf``: covariances are not changed, as in ComBat. See
         :mod:`equipool.sites.covariance`.
     bending
         Whether sites warp features, as a gamma does (:mod:`equipool.sites.warp`). ``None``: chosen.
     network
-        Whether a network removes what sites do to features jointly (:mod:`equipool.sites.coupling`).
-        ``None``: chosen.
+        Whether a network removes joint effects, see :mod:`equipool.sites.coupling`. ``None``: chosen.
     random_state
         Of the folds and of the network's first weights; the same number gives the same bits, ``None`` is 0.
 
     Attributes
     ----------
     sites_
-        The sites seen at fit.
+        The sites in the data of the fit.
     site_effects_
         A frame with one row for each site and feature: its ``shift`` with an interval of 95 % (``low``,
         ``high``), its ``scale``, whether the feature is ``warped``, and how many participants' values were
-        ``winsorised`` when effects were estimated.
+        ``winsorised`` for the estimates.
     support_
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     choices_
@@ -128,7 +126,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     >>> pool = truth.pool
     >>> harmonizer = ep.SiteHarmonizer().fit(pool.X, site=pool.site_labels, covariates=pool.C)
     >>> clean = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
-    >>> def error(x):  # but for the mean of the pool, which cannot be estimated
+    >>> def error(x):  # without the mean of the pool, which cannot be estimated
     ...     return abs((x - truth.clean) - (x - truth.clean).mean(axis=0)).mean()
     >>> bool(error(clean) < error(pool.X) / 3)
     True
@@ -165,12 +163,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         X
             Features (rows, features).
         y
-            A target whose effect must not be taken for the site's where sites differ in it: allowed for at
-            fit, never needed by ``transform``.
+            A target in which sites may differ, adjusted for when site effects are estimated; never needed by
+            ``transform``.
         site
-            The site of each row; without it there is one, and nothing to remove, which a warning says.
+            The site of each row; without it, a warning: there is one site, and nothing to remove.
         covariates
-            What is to be kept: numbers such as age, and categories such as sex.
+            Covariates whose effects are kept: numbers such as age, and categories such as sex.
         subject
             The participant of each row, where some were measured several times: rows of one participant count
             as one and are never split over folds.
@@ -291,17 +289,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         units = self.feature_scale_[self.harmonized_]
         shift, error, scale = model.effects
         warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
-        columns = (
-            np.repeat(self.sites_, len(features)),
-            np.tile(features, len(self.sites_)),
-            (shift * units).ravel(),
-            ((shift - 1.96 * error) * units).ravel(),
-            ((shift + 1.96 * error) * units).ravel(),
-            scale.ravel(),
-            np.tile(warped, len(self.sites_)),
-            np.round(model.winsorised, 2).ravel(),
-        )
-        return pd.DataFrame(dict(zip(EFFECTS, columns, strict=True)))
+        low, high = shift - 1.96 * error, shift + 1.96 * error
+        columns = self.sites_[:, None], features, shift * units, low * units, high * units, scale, warped
+        cells = (np.broadcast_to(c, shift.shape).ravel() for c in (*columns, np.round(model.winsorised, 2)))
+        return pd.DataFrame(dict(zip(EFFECTS, cells, strict=True)))
 
     def _regressions(self, z: FloatArray, design: Design) -> FloatArray:
         """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
@@ -322,9 +313,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
         """Return X without site effects, in the same columns and units; a frame for a frame.
 
-        Without ``site``, it is inferred: each row is harmonized for every site, weighted by how likely the
-        site would have measured it. Without ``covariates``, they are predicted from the features. Both cost
-        precision: docs/harmonizer.md says how much.
+        Without ``site``, each row is harmonized for every site, and the results are averaged with the sites'
+        posterior probabilities. Without ``covariates``, they are predicted from the features. Both cost
+        precision, see docs/harmonizer.md.
         """
         check_is_fitted(self, "model_")
         measured = self._features(X)

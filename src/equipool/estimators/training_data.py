@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.data import PooledDataset
@@ -18,30 +19,19 @@ from equipool.data.nifti import read_grid
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 
-__all__ = [
-    "Rows",
-    "ScaledVolumes",
-    "TrainingData",
-    "as_volumes",
-    "check_grid",
-    "dense",
-    "through",
-    "volumes_for",
-    "voxel_scales",
-]
-
 FloatArray = NDArray[np.float64]
-AsSeen = Callable[[NDArray[np.floating]], FloatArray]
+Corrected = Callable[[NDArray[np.floating]], FloatArray]
 
 BLOCK = 32  # volumes read at a time
 IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
+NO_EFFECT = ("checkpoint", "verbose")  # parameters that do not change the result
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledVolumes:
-    """Volumes as a network sees them, read block by block.
+    """Volumes as the input of a network, read block by block.
 
-    ``as_seen`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then
+    ``corrected`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then
     each voxel is standardised over the training participants.
     """
 
@@ -49,7 +39,7 @@ class ScaledVolumes:
     mean: FloatArray
     scale: FloatArray
     varies: NDArray[np.bool_]
-    as_seen: AsSeen
+    corrected: Corrected
     ready: Tensor | None = None
 
     @property
@@ -73,12 +63,12 @@ class ScaledVolumes:
         result = torch.empty(self.shape)
         for start in range(0, len(self), BLOCK):
             part = slice(start, start + BLOCK)
-            scaled = (self.as_seen(self.volumes.read(part)) - self.mean) / self.scale
+            scaled = (self.corrected(self.volumes.read(part)) - self.mean) / self.scale
             result[part] = torch.from_numpy(np.where(self.varies, scaled, 0.0))
         return result
 
     def loaded(self) -> ScaledVolumes:
-        """Return the same, read already if they fit into memory: training then need not read them again."""
+        """Return the same, already read if they fit into memory, so that training reads them once."""
         return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
 
     def singles(self) -> Iterator[Tensor]:
@@ -117,13 +107,11 @@ class TrainingData:
             dense(self.x[distributed.local_rows()]).to(to), y, self.site.to(to), self.c.to(to)
         )
 
-    def batches(self, size: int) -> Iterator[TrainingData]:
-        """Give a table as it is, and volumes ``size`` at a time."""
+    def batches(self, size: int) -> list[TrainingData]:
+        """Return a table as it is, and volumes ``size`` at a time."""
         if isinstance(self.x, Tensor):
-            yield self
-            return
-        for part in torch.arange(len(self.x)).split(size):
-            yield self.rows(part)
+            return [self]
+        return [self.rows(part) for part in torch.arange(len(self.x)).split(size)]
 
 
 def dense(x: Rows) -> Tensor:
@@ -131,28 +119,69 @@ def dense(x: Rows) -> Tensor:
     return x if isinstance(x, Tensor) else x.tensor()
 
 
+def parts(x: Rows) -> Iterable[Tensor]:
+    """Return a table as one tensor, and volumes one at a time, so that memory does not grow with the rows."""
+    return [x] if isinstance(x, Tensor) else x.singles()
+
+
 def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
-    """Apply a network in double precision: to a table in one go, to volumes one at a time.
-
-    So a code does not depend on the other rows of the batch, and memory does not grow with the rows.
-    """
-    if isinstance(x, Tensor):
-        return network(x.double())
-    if not len(x):
+    """Apply a network in double precision, so that a code does not depend on the other rows of the batch."""
+    if not isinstance(x, Tensor) and not len(x):
         raise InputError("There is no image among these volumes; give at least one.")
-    return torch.cat([network(row.double()) for row in x.singles()])
+    return torch.cat([network(part.double()) for part in parts(x)])
 
 
-def voxel_scales(volumes: Volumes, as_seen: AsSeen) -> tuple[FloatArray, FloatArray]:
+def voxel_scales(volumes: Volumes, corrected: Corrected) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each voxel over rows, read in blocks that processes share out."""
     total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
     for start in distributed.turns(range(0, len(volumes), BLOCK)):
-        values = as_seen(volumes.read(slice(start, start + BLOCK)))
+        values = corrected(volumes.read(slice(start, start + BLOCK)))
         total += values.sum(axis=0)
         squares += (values**2).sum(axis=0)
     total, squares = distributed.summed(total), distributed.summed(squares)
     mean = total / len(volumes)
     return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
+
+
+def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]:
+    """Return settings, hashes of the data, and versions: a checkpoint is resumed with the same."""
+    from equipool.version import __version__
+
+    # Numbers as they are trained on, and the scales that brought them there.
+    hashed = {
+        "X": [*_hashable(data.x), estimator.feature_mean_, estimator.feature_scale_],
+        "y": [data.y, getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)],
+        "site": [data.site, estimator.sites_],
+        "covariates": [data.c, estimator.covariates_],
+    }
+    settings = {k: _plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
+    return {
+        "settings": {"estimator": type(estimator).__name__, **settings},
+        "data": {name: _hash(values) for name, values in hashed.items()},
+        "software": {"equipool": __version__, "torch": torch.__version__},
+    }
+
+
+def _hashable(x: Rows) -> list[Any]:
+    """Return what there is to hash of a table, or of volumes as the cache holds them, read in blocks."""
+    if isinstance(x, Tensor):
+        return [x]
+    volumes, blocks = x.volumes, range(0, len(x), BLOCK)
+    hashes = [_hash([volumes.store[volumes.rows[start : start + BLOCK]]]) for start in blocks]
+    return [volumes.mask, None if volumes.scales is None else volumes.scales[volumes.rows], *hashes]
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as JSON can hold it: a module by its form and a hash of its first weights."""
+    if isinstance(value, nn.Module):
+        return f"{value!r} {_hash(list(value.state_dict().values()))}"
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return plain if isinstance(plain, bool | int | float | str | list | None) else repr(plain)
+
+
+def _hash(values: list[Any]) -> str:
+    plain = [np.ascontiguousarray(v) if isinstance(v, Tensor | np.ndarray) else v for v in values]
+    return str(joblib.hash(plain))
 
 
 # -- what users give as volumes ----------------------------------------------------------------------------
@@ -175,9 +204,8 @@ def as_volumes(
     X = [X] if isinstance(X, str | Path) else X
     # A frame is no list of paths, although it iterates over names.
     listed = hasattr(X, "__len__") and not hasattr(X, "columns") and len(X) > 0
-    return (
-        volumes_for(list(X), mask, affine) if listed and all(isinstance(x, str | Path) for x in X) else None
-    )
+    are_paths = listed and all(isinstance(x, str | Path) for x in X)
+    return volumes_for(list(X), mask, affine) if are_paths else None
 
 
 def volumes_for(

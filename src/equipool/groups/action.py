@@ -25,16 +25,15 @@ class CovariateAction(nn.Module):
     Parameters
     ----------
     frequencies
-        Ω, shape (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle by which each plane turns
-        for one unit of each covariate.
+        Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of each covariate.
     n
         Dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed.
     basis
         Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are in plane
         coordinates.
     dtype
-        Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype, so the
-        default keeps fast planes exact for float32 vectors. Use ``.float()`` on devices without float64.
+        Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype. Use
+        ``.float()`` on devices without float64.
 
     Examples
     --------
@@ -94,10 +93,9 @@ class CovariateAction(nn.Module):
     ) -> CovariateAction:
         """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
-        Whole multiples make ρ periodic with the period of its slowest plane, so that τ is equivariant for
-        every rotation (see :attr:`FrameTau.exact_everywhere`). With the default base the training range
-        [−1, 1] covers half a turn of the slowest plane, which leaves half a turn for covariates outside it.
-        Of each covariate's planes ``turning`` turn (default: all); the others stand still.
+        Whole multiples make τ equivariant for every rotation (see :attr:`FrameTau.exact_everywhere`). By
+        default the training range [−1, 1] is half a turn of the slowest plane, which leaves half a turn for
+        covariates outside it. Of each covariate's planes ``turning`` turn (default: all).
         """
         columns = []
         for planes in _planes_per_covariate(n, n_covariates):
@@ -157,7 +155,7 @@ class CovariateAction(nn.Module):
 
 
 def _check_shapes(omega: Tensor, n: int, basis: Tensor | None) -> None:
-    """Refuse frequencies and bases that do not describe an action on R^n."""
+    """Raise an error for frequencies and bases that do not describe an action on R^n."""
     if omega.dim() != 2 or omega.shape[1] == 0 or omega.shape[0] != n // 2:
         raise InputError(
             f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."

@@ -64,8 +64,8 @@ class FrameTau(nn.Module):
         omega = action.frequencies[list(self.planes)]
         if omega.shape[0] != action.n_covariates or torch.linalg.matrix_rank(omega) < action.n_covariates:
             raise InputError(
-                f"planes must name {action.n_covariates} plane(s) whose frequencies tell the covariates "
-                f"apart. Got {list(self.planes)} with frequencies {omega.tolist()}; leave planes=None."
+                f"planes must name {action.n_covariates} plane(s) whose frequencies distinguish the "
+                f"covariates. Got {list(self.planes)} with frequencies {omega.tolist()}; leave planes=None."
             )
         self.register_buffer("inverse_frequencies", torch.linalg.inv(omega).contiguous())
         self.register_buffer("offset", torch.zeros(len(self.planes), dtype=omega.dtype))
@@ -116,7 +116,7 @@ class FrameTau(nn.Module):
     def to_sphere(self, x: Tensor, *, floor: float = 0.25) -> Tensor:
         """Project x (..., n) onto the unit sphere with at least length ``floor`` in each designated plane.
 
-        A plane of length 0 has no phase. Directions within planes are kept, so the projection is equivariant.
+        A plane of length 0 has no phase. Directions within planes stay, so the projection is equivariant.
         """
         share = len(self.planes) * floor**2
         if share >= 1:
@@ -125,8 +125,7 @@ class FrameTau(nn.Module):
                 f"take floor < {len(self.planes) ** -0.5:.2f}."
             )
         basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
-        x = x if basis is None else x @ basis
-        columns = self._columns(x.device)
+        x, columns = x if basis is None else x @ basis, self._columns(x.device)
         pairs = x[..., columns].unflatten(-1, (-1, 2))
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         unit = x / length * math.sqrt(1 - share)
@@ -253,7 +252,7 @@ def _choose_planes(omega: Tensor) -> list[int]:
         if len(chosen) == omega.shape[1]:
             return chosen
     raise InputError(
-        "No set of planes tells every covariate without ambiguity: over the range [-1, 1] the phases "
+        "No set of planes determines every covariate without ambiguity: over the range [-1, 1] the phases "
         f"sweep more than one turn (slowest plane: ±{sweep.min():.2f} rad, allowed ±3.14). "
         "Lower the frequencies or scale the covariates down."
     )

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.data import PooledDataset, Volumes
-
-__all__ = ["block_means", "block_names", "block_size", "labelled_covariates", "means_of_volumes"]
-
-FloatArray = NDArray[np.float64]
+from equipool.judge.scores import FloatArray
 
 AT_ONCE = 16  # volumes in memory
 BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
@@ -20,24 +16,14 @@ BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain
 
 def means_of_volumes(volumes: Volumes, pool: PooledDataset, harmonizer: Any = None) -> FloatArray:
     """Return block means of all volumes, (rows, blocks): as measured, or by a fitted ImageHarmonizer."""
-    means, covariates = [], labelled_covariates(pool)
+    means, covariates = [], pool.labelled_covariates
     for start in range(0, len(volumes), AT_ONCE):
         rows = slice(start, start + AT_ONCE)
         part = volumes[rows]
         if harmonizer is not None:
-            c = None if covariates is None else covariates[rows]
-            part = harmonizer.transform(part, site=pool.site_labels[rows], covariates=c)
+            part = harmonizer.transform(part, site=pool.site_labels[rows], covariates=covariates.iloc[rows])
         means.append(block_means(part.read(), volumes.mask))
     return np.vstack(means)
-
-
-def labelled_covariates(pool: PooledDataset) -> pd.DataFrame | None:
-    """Return the covariates as they were given, categories by their labels; ``None`` without any."""
-    columns = {
-        one.name: pool.C[:, k] if one.levels is None else np.array(one.levels)[pool.C[:, k].astype(int)]
-        for k, one in enumerate(pool.covariates)
-    }
-    return pd.DataFrame(columns) if columns else None
 
 
 def block_means(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> FloatArray:

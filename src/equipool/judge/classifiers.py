@@ -1,10 +1,9 @@
-"""Classifiers that predict the site, by name: the same for Table 1, the harmonizer comparison and reports."""
+"""Classifiers that predict the site, by name, and what they score by chance, where sites are shuffled."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,27 +16,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.class_weight import compute_sample_weight
 from torch import nn
 
 from equipool.exceptions import InputError
-from equipool.judge.scores import auc
+from equipool.judge.scores import FloatArray, auc, standardised
 from equipool.nn import adversary_network, site_batches
 from equipool.randomness import seed_for, seeded
-
-__all__ = [
-    "BALANCED",
-    "CLASSIFIERS",
-    "REPORTED",
-    "UNWEIGHTED",
-    "SiteScore",
-    "classify_site",
-    "fit_classifiers",
-]
-
-FloatArray = NDArray[np.float64]
 
 # Every site weighs the same: for balanced accuracy, whose chance level is one over the number of sites.
 BALANCED = ("logistic", "boosted trees", "perceptron")
@@ -79,14 +65,10 @@ def classify_site(
     classifiers: Iterable[str] = UNWEIGHTED,
     seed: int = 0,
 ) -> list[SiteScore]:
-    """Fit classifiers of the site on ``train`` and evaluate them on ``test``.
+    """Fit classifiers of the site on ``train``, features or codes (rows, columns), and evaluate on ``test``.
 
-    Parameters
-    ----------
-    train, test
-        Features or codes, (rows, columns).
-    classifiers
-        Names from :data:`CLASSIFIERS`. Default: logistic regression, boosted trees and a perceptron.
+    ``classifiers`` are names from :data:`CLASSIFIERS`; default: logistic regression, boosted trees and a
+    perceptron.
 
     Examples
     --------
@@ -115,7 +97,15 @@ class SiteClassifiers:
         labels = np.asarray(site).astype(str)
         rows = np.isin(labels, self.sites)
         features, true = np.asarray(x, dtype=np.float64)[rows], np.searchsorted(self.sites, labels[rows])
-        return [_site_score(name, true, model.predict_proba(features)) for name, model in self.models.items()]
+        chance, scores = float(np.bincount(true).max() / len(true)), []
+        for name, model in self.models.items():
+            probability = model.predict_proba(features)
+            predicted, area = probability.argmax(axis=1), auc(true, probability, np.arange(len(self.sites)))
+            with warnings.catch_warnings(action="ignore"):  # of sites that are predicted and not present
+                balanced = float(balanced_accuracy_score(true, predicted))
+            accuracy = float((predicted == true).mean())
+            scores.append(SiteScore(name, accuracy, balanced, 0.5 if np.isnan(area) else area, chance))
+        return scores
 
 
 def fit_classifiers(
@@ -127,30 +117,40 @@ def fit_classifiers(
             raise InputError(f"There is no classifier {name!r}; there are {', '.join(CLASSIFIERS)}.")
     features = np.asarray(x, dtype=np.float64)
     sites, codes = np.unique(np.asarray(site).astype(str), return_inverse=True)
-    with quiet():
+    with warnings.catch_warnings(action="ignore"):  # of convergence and small classes
         models = {name: CLASSIFIERS[name](seed, len(features)).fit(features, codes) for name in classifiers}
     return SiteClassifiers(models, sites)
 
 
-def _site_score(name: str, true: NDArray[np.intp], probability: FloatArray) -> SiteScore:
-    predicted, area = probability.argmax(axis=1), auc(true, probability, np.arange(probability.shape[1]))
-    with quiet():  # sites that are predicted and not present
-        balanced = balanced_accuracy_score(true, predicted)
-    return SiteScore(
-        classifier=name,
-        accuracy=float((predicted == true).mean()),
-        balanced_accuracy=float(balanced),
-        auc=0.5 if np.isnan(area) else area,
-        chance=float(np.bincount(true).max() / len(true)),
-    )
+# -- chance ------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep scikit-learn's warnings of convergence and small classes out of the user's terminal."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def shuffled_sites(site: NDArray[Any], rows: NDArray[np.intp], rng: np.random.Generator) -> NDArray[Any]:
+    """Return the sites with those of some rows permuted among these."""
+    shuffled = np.array(site)
+    shuffled[rows] = rng.permutation(shuffled[rows])
+    return shuffled
+
+
+def shuffled_band(
+    train: ArrayLike,
+    train_site: ArrayLike,
+    test: ArrayLike,
+    test_site: ArrayLike,
+    *,
+    draws: int = 20,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return the 5 % and 95 % quantiles of a logistic regression's AUC where the sites were shuffled.
+
+    With few rows of a site, chance reaches far from 0.5.
+    """
+    rng, areas = np.random.default_rng(seed_for(seed, "permuted")), []
+    for _ in range(draws):
+        fitted = fit_classifiers(train, rng.permutation(train_site), classifiers=["unweighted logistic"])
+        areas.append(fitted.score(test, rng.permutation(test_site))[0].auc)
+    low, high = np.quantile(areas, [0.05, 0.95])
+    return float(low), float(high)
 
 
 # -- the registry ------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class WeightedQuantiles(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.column_stack([np.searchsorted(cuts, column) for cuts, column in columns]).astype(float)
 
 
-class PaperNetwork:
+class PaperNetwork(BaseEstimator):  # type: ignore[misc]
     """Adv of the paper: a network of three layers with batch normalisation, 150 epochs, on codes.
 
     The learning rate is 1e-3; a batch has a fortieth of the rows, between 32 and 512. Every row is used and
@@ -194,8 +194,7 @@ class PaperNetwork:
 
     def fit(self, x: FloatArray, y: NDArray[np.intp]) -> PaperNetwork:
         """Train the network."""
-        self.scaler_ = StandardScaler().fit(x)
-        rows, labels = self._scaled(x), torch.from_numpy(np.asarray(y, dtype=np.int64))
+        rows, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
         with seeded(self.seed, "paper adversary") as generator:
             self.network_ = adversary_network(x.shape[1], int(y.max()) + 1)
             optimiser = torch.optim.Adam(self.network_.parameters(), lr=1e-3)
@@ -208,32 +207,12 @@ class PaperNetwork:
         self.network_.eval()
         return self
 
+    @torch.no_grad()
     def predict_proba(self, x: FloatArray) -> FloatArray:
         """Return the probability of each class."""
-        with torch.no_grad():
-            probability: FloatArray = torch.softmax(self.network_(self._scaled(x)).double(), dim=1).numpy()
+        logits = self.network_(torch.from_numpy(x.astype(np.float32)))
+        probability: FloatArray = torch.softmax(logits.double(), dim=1).numpy()
         return probability
-
-    def _scaled(self, x: FloatArray) -> torch.Tensor:
-        return torch.from_numpy(self.scaler_.transform(x).astype(np.float32))
-
-
-def standardised(estimator: Any) -> Any:
-    """Return the estimator behind a standardisation of its features."""
-    return make_pipeline(StandardScaler(), estimator)
-
-
-def _perceptron(seed: int, rows: int) -> Any:
-    early = rows >= ROWS_TO_STOP_EARLY
-    network = MLPClassifier((64, 64), early_stopping=early, n_iter_no_change=5, random_state=_state(seed))
-    return standardised(network)
-
-
-def _boosted_trees(seed: int, rows: int) -> Any:
-    trees = HistGradientBoostingClassifier(
-        max_iter=40, max_leaf_nodes=15, random_state=_state(seed), **WEIGHTED
-    )
-    return make_pipeline(WeightedQuantiles(), trees)
 
 
 def _state(seed: int) -> int:
@@ -250,10 +229,17 @@ CLASSIFIERS: dict[str, Callable[[int, int], Any]] = {
     # A single tree detects a point mass that each site moves elsewhere.
     "tree": lambda seed, rows: DecisionTreeClassifier(random_state=_state(seed), **LEAF),
     "extra trees": lambda seed, rows: ExtraTreesClassifier(EXTRA_TREES, random_state=_state(seed), **LEAF),
-    "boosted trees": _boosted_trees,
+    "boosted trees": lambda seed, rows: make_pipeline(
+        WeightedQuantiles(),
+        HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=15, random_state=_state(seed), **WEIGHTED),
+    ),
     "unweighted boosted trees": lambda seed, rows: HistGradientBoostingClassifier(
         max_iter=60, random_state=_state(seed)
     ),
-    "perceptron": _perceptron,
-    "paper": lambda seed, rows: PaperNetwork(seed),
+    "perceptron": lambda seed, rows: standardised(
+        MLPClassifier(
+            (64, 64), early_stopping=rows >= ROWS_TO_STOP_EARLY, n_iter_no_change=5, random_state=_state(seed)
+        )
+    ),
+    "paper": lambda seed, rows: standardised(PaperNetwork(seed)),
 }

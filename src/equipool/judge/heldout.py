@@ -1,13 +1,13 @@
 """The held-out protocol: harmonizer and classifiers are fitted on training rows and evaluated on others.
 
-Every comparison uses it: reports, the harmonizer comparison and harmonized images. Rows of one participant
-are never split between training and test. The site is predicted from four things: features ``before`` and
-``after`` harmonization (with the covariates), ``covariates`` alone (no harmonizer that keeps them can go
-below), and harmonized features with ``shuffled`` sites (chance).
+Rows of one participant are never split between training and test. The site is predicted from four things:
+features ``before`` and ``after`` harmonization (with the covariates), ``covariates`` alone (no harmonizer
+that keeps them can go below), and harmonized features with ``shuffled`` sites (chance).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,23 +20,11 @@ from sklearn.metrics import balanced_accuracy_score
 
 from equipool.data import PooledDataset
 from equipool.data.splits import deal
-from equipool.judge.classifiers import (
-    REPORTED,
-    SiteScore,
-    classify_site,
-    fit_classifiers,
-    quiet,
-    standardised,
-)
-from equipool.judge.nulls import shuffled_sites
-from equipool.judge.scores import Columns, auc, left_out_site_r2, r2, ridge, site_shares, within_site_r2
+from equipool.judge import scores
+from equipool.judge.classifiers import REPORTED, SiteScore, classify_site, fit_classifiers, shuffled_sites
+from equipool.judge.scores import Columns, FloatArray, IntArray
 from equipool.progress import Progress
 from equipool.randomness import seed_for
-
-__all__ = ["MIN_PARTICIPANTS", "Fold", "HeldOut", "held_out", "make_folds", "numbered", "sample_rows"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 
 MIN_PARTICIPANTS = 6  # of a site; participants of smaller sites stay in training
 MANY_PARTICIPANTS = 400  # from here on, three folds are enough
@@ -51,10 +39,10 @@ AMONG_TEST = ("logistic", "tree")
 def make_folds(
     pool: PooledDataset, subject: NDArray[Any] | None, folds: int | None = None, seed: int = 0
 ) -> list[Fold]:
-    """Return folds with sites in proportion and participants whole; none if fewer than two sites are large.
+    """Return folds with sites in proportion; none if fewer than two sites are large enough.
 
-    Participants of sites with fewer than :data:`MIN_PARTICIPANTS` stay in training, unless they are held out
-    at another site. A site without training rows is not tested. By default there are five folds, from 400
+    Sites with fewer than :data:`MIN_PARTICIPANTS` stay in training, except participants who are held out at
+    another site. A site without training rows is not tested. By default there are five folds, from 400
     participants on three.
     """
     participant = numbered(subject, len(pool))
@@ -147,22 +135,22 @@ class Fold:
 
     def number_scores(self, x: FloatArray, values: FloatArray) -> dict[str, float]:
         """Return R² of a ridge regression of values: overall, within sites, and at left-out sites."""
-        model = ridge().fit(x[self.train], values[self.train])
-        rows = x, values, self.pool.site, self.train, self.test
+        train, test = self.train, self.test
+        predicted = scores.ridge().fit(x[train], values[train]).predict(x[test])
         return {
-            "all": r2(values[self.test], model.predict(x[self.test])),
-            "within sites": within_site_r2(*rows),
-            "left-out sites": left_out_site_r2(*rows),
+            "all": scores.r2(values[test], predicted),
+            "within sites": scores.within_site_r2(x, values, self.pool.site, train, test),
+            "left-out sites": scores.left_out_site_r2(x, values, self.pool.site, train, test),
         }
 
     def class_scores(self, x: FloatArray, labels: NDArray[Any]) -> dict[str, float]:
         """Return the AUC of a logistic regression of labels: overall, and within sites."""
         if len(np.unique(labels[self.train])) < 2:
             return {}
-        model = standardised(LogisticRegression(C=0.05, max_iter=300))
+        model = scores.standardised(LogisticRegression(C=0.05, max_iter=300))
         model.fit(x[self.train], labels[self.train])
-        scores = labels[self.test], model.predict_proba(x[self.test]), model.classes_
-        return {"all": auc(*scores), "within sites": auc(*scores, self.pool.site[self.test])}
+        tested = labels[self.test], model.predict_proba(x[self.test]), model.classes_
+        return {"all": scores.auc(*tested), "within sites": scores.auc(*tested, self.pool.site[self.test])}
 
 
 # -- the whole protocol ------------------------------------------------------------------------------------
@@ -172,16 +160,10 @@ class Fold:
 class HeldOut:
     """Scores on held-out participants, before and after harmonization; tables are columns by name.
 
-    Attributes
-    ----------
-    site_scores
-        stage, classifier, fitted_on (``"training participants"``, those of the harmonizer, or ``"held-out
-        participants"``, others of the same fold), mean and sd over folds of the balanced accuracy.
-    signals
-        what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, before_sd, after,
-        after_sd, change, change_sd over folds.
-    shares
-        before and after, the site's share of each feature's variance, in held-out participants.
+    ``site_scores`` has stage, classifier, fitted_on (``"training participants"``, those of the harmonizer, or
+    ``"held-out participants"``, others of the same fold), mean and sd over folds of the balanced accuracy;
+    ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, after and
+    change, each with its sd over folds; ``shares`` the site's share of each feature's variance.
     """
 
     site_scores: Columns
@@ -203,43 +185,38 @@ def held_out(
 ) -> HeldOut | None:
     """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
-    Parameters
-    ----------
-    pool
-        Sites, covariates and target; its features are not used.
-    before
-        Features as measured, (rows, features): the pool's, or regional means of images.
-    harmonize
-        Takes the numbers of training rows and returns the features of all rows, harmonized by what was fitted
-        on these alone.
-    subject
-        The participant of each row, where participants have several.
+    ``before`` are the features as measured, (rows, features): the pool's, or regional means of images.
+    ``harmonize`` takes the numbers of training rows and returns the features of all rows, harmonized by what
+    was fitted on these alone. ``subject`` is the participant of each row.
     """
     from threadpoolctl import threadpool_limits
 
     made = make_folds(pool, subject, folds, seed_for(seed, "report folds"))
     if not made:
         return None
-    columns = _some_features(before.shape[1], seed)
+    some = np.random.default_rng(seed_for(seed, "features")).permutation(before.shape[1])[:MOST_FEATURES]
+    columns = np.sort(some)
     site: list[dict[str, Any]] = []
     signals: list[dict[str, Any]] = []
     shares: list[FloatArray] = []
     progress = Progress("Folds judged", len(made))
-    with threadpool_limits(1), quiet():
+    with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
             after = harmonize(fold.train)
             features = {"before": before[:, columns], "after": after[:, columns]}
             site += _site_rows(fold, features, seed)
             signals += _signal_rows(fold, features)
-            shares.append(np.stack([site_shares(pool, x, fold.test) for x in (before, after)]))
+            shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in (before, after)]))
             progress(done)
     tested = np.concatenate([fold.test for fold in made])
-    scores = _over_folds(site, ["stage", "classifier", "fitted_on"], ["mean"])
-    scores["sd"] = scores.pop("mean_sd")
     before_after = np.mean(shares, axis=0).round(5).tolist()
     return HeldOut(
-        site_scores=scores,
-        signals=_over_folds(signals, ["what", "measure", "where"], ["before", "after", "change"]),
+        site_scores=_over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
+        signals=_over_folds(
+            signals,
+            ["what", "measure", "where"],
+            {name: f"{name}_sd" for name in ("before", "after", "change")},
+        ),
         shares=dict(zip(("before", "after"), before_after, strict=True)),
         folds=len(made),
         participants=len(np.unique(made[0].participant[tested])),
@@ -247,29 +224,22 @@ def held_out(
     )
 
 
-def _some_features(count: int, seed: int) -> IntArray:
-    if count <= MOST_FEATURES:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed_for(seed, "features")).permutation(count)[:MOST_FEATURES])
-
-
 def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterator[dict[str, Any]]:
     """Predict the site from each stage, by classifiers fitted on training rows and among test rows."""
     rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
+    shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
     stages = {stage: fold.with_covariates(x) for stage, x in features.items()}
     stages |= {"covariates": fold.pool.C, "shuffled": stages["after"]}
-    shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
     for stage, x in stages.items():
         if not x.shape[1]:
             continue
         site = shuffled if stage == "shuffled" else None
         trained = fold.site_scores(x, REPORTED, site=site, seed=seed)
-        for fitted_on, scores in (
-            ("training participants", {one.classifier: one.balanced_accuracy for one in trained}),
-            ("held-out participants", fold.site_scores_among_test(x, shuffled=site is not None, seed=seed)),
-        ):
-            for name, value in scores.items():
-                yield {"stage": stage, "classifier": name, "fitted_on": fitted_on, "mean": value}
+        by_training = {one.classifier: one.balanced_accuracy for one in trained}
+        among_test = fold.site_scores_among_test(x, shuffled=site is not None, seed=seed)
+        for fitted_on, accuracies in (("training", by_training), ("held-out", among_test)):
+            row = {"stage": stage, "fitted_on": f"{fitted_on} participants"}
+            yield from (row | {"classifier": name, "mean": value} for name, value in accuracies.items())
 
 
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
@@ -284,20 +254,23 @@ def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[s
 
 def _variables(pool: PooledDataset) -> Iterator[tuple[str, NDArray[Any], bool]]:
     """Yield name, values and whether these are classes, of covariates and target that vary."""
-    for k, covariate in enumerate(pool.covariates):
-        distinct = len(np.unique(pool.C[:, k]))
+    for name, values in zip(pool.covariate_names, pool.C.T, strict=True):
+        distinct = len(np.unique(values))
         if distinct > 1:
-            yield covariate.name, pool.C[:, k], distinct == 2
+            yield name, values, distinct == 2
     if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
         is_class = pool.task == "class"
         yield pool.target_name, pool.y.astype(str) if is_class else pool.y, is_class
 
 
-def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: list[str]) -> Columns:
-    """Return means and standard deviations over folds, ``None`` where there is none: JSON has no NaN."""
-    grouped = pd.DataFrame(rows, columns=[*keys, *values]).groupby(keys, sort=False)[values]
-    means, deviations = grouped.mean(), grouped.std()
-    for place, name in enumerate(values):
-        means.insert(2 * place + 1, f"{name}_sd", deviations[name])
-    table = means.reset_index().astype(object)
+def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: dict[str, str]) -> Columns:
+    """Return means and standard deviations over folds, ``None`` where there is none: JSON has no NaN.
+
+    ``values`` are the columns to summarise, each with the name of its standard deviation.
+    """
+    grouped = pd.DataFrame(rows, columns=[*keys, *values]).groupby(keys, sort=False)
+    columns: dict[str, Any] = {}
+    for name, sd in values.items():
+        columns |= {name: grouped[name].mean(), sd: grouped[name].std()}
+    table = pd.DataFrame(columns).reset_index().astype(object)
     return {str(name): list(column) for name, column in table.where(table.notna(), None).items()}

@@ -20,22 +20,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from equipool.data import PooledDataset
+from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
 
-__all__ = [
-    "SCORES_VERSION",
-    "Columns",
-    "auc",
-    "delta_eq",
-    "discrepancy",
-    "mmd_measure",
-    "normalise_rows",
-    "r2",
-]
-
-SCORES_VERSION = 1  # raise it when a score or a classifier changes: results that were kept are computed anew
+SCORES_VERSION = 1  # raise it when a score or a classifier changes: kept results are then recomputed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -49,9 +38,14 @@ MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
 # -- predictions of a covariate or the target --------------------------------------------------------------
 
 
+def standardised(estimator: Any) -> Any:
+    """Return the estimator behind a standardisation of its features."""
+    return make_pipeline(StandardScaler(), estimator)
+
+
 def ridge() -> Any:
     """Return a ridge regression of standardised features with a cross-validated penalty."""
-    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(0, 4, 9)))
+    return standardised(RidgeCV(np.logspace(0, 4, 9)))
 
 
 def r2(true: FloatArray, predicted: FloatArray) -> float:
@@ -64,8 +58,8 @@ def within_site_r2(
 ) -> float:
     """R² of differences between rows of one site, so that predicting the site is of no use.
 
-    The regression is fitted on such differences too. One that is fitted on all differences leaves to a
-    predictable site what lies between sites, and so flatters raw features.
+    The regression is fitted on such differences too: fitted on all differences, it would attribute to a
+    predictable site what differs between sites, and so overrate raw features.
     """
     y, x = values.astype(np.float64), x.astype(np.float64)
     for part in (train, test):
@@ -109,9 +103,7 @@ def auc(
     return float(np.mean(areas)) if areas else float("nan")
 
 
-def age_from_tau(
-    tau: ArrayLike, age: ArrayLike, tau_test: ArrayLike, age_test: ArrayLike
-) -> tuple[float, float]:
+def age_from_tau(tau: Any, age: Any, tau_test: Any, age_test: Any) -> tuple[float, float]:
     """Return R² and rank correlation of the age that a ridge regression predicts from τ."""
     predicted = RidgeCV(np.logspace(-3, 3, 7)).fit(tau, age).predict(tau_test)
     return float(r2_score(age_test, predicted)), float(spearmanr(age_test, predicted).statistic)
@@ -119,7 +111,6 @@ def age_from_tau(
 
 def equivariance_of(estimator: Any, X: Any) -> float:
     """Return the largest relative error of Φ(ρ(t)ℓ) = ρ(t)Φ(ℓ) at the latents of X; NaN without a Φ."""
-    from equipool.data import Volumes
     from equipool.estimators.training_data import through
     from equipool.groups.testing import equivariance_error
 
@@ -131,11 +122,7 @@ def equivariance_of(estimator: Any, X: Any) -> float:
         some = X[:512] if isinstance(X, Volumes) else np.asarray(X)[:512]
         latents = through(one.latent, estimator._scaled(some))
     return equivariance_error(
-        lambda latent: two.phi(*one.tau.at_reference(latent)),
-        one.action,
-        out=two.out,
-        inputs=latents,
-        span=0.25,
+        lambda z: two.phi(*one.tau.at_reference(z)), one.tau.action, out=two.out, inputs=latents, span=0.25
     )
 
 
@@ -143,7 +130,7 @@ def equivariance_of(estimator: Any, X: Any) -> float:
 
 
 def r2_with_clean(x: FloatArray, clean: FloatArray) -> float:
-    """Return the mean over features of R² with the clean ones, after both means, which cannot be known."""
+    """Return the mean over features of R² with the clean ones, both centred."""
     return float(r2_score(clean - clean.mean(axis=0), x - x.mean(axis=0)))
 
 
@@ -179,18 +166,18 @@ def delta_eq(tau: ArrayLike, covariate: ArrayLike) -> float:
     1, so that the unit does not matter either. With several, ``|·|`` is the Euclidean length.
     """
     vectors = torch.from_numpy(normalise_rows(tau))
-    c = np.asarray(covariate, dtype=np.float64).reshape(len(vectors), -1)
-    ages = torch.from_numpy((c - c.min(axis=0)) / np.where(np.ptp(c, axis=0) > 0, np.ptp(c, axis=0), 1))
     if len(vectors) < 2:
         raise InputError(f"ΔEq compares pairs; give at least 2 rows. Got {len(vectors)}.")
+    c = np.asarray(covariate, dtype=np.float64).reshape(len(vectors), -1)
+    ages = torch.from_numpy((c - c.min(axis=0)) / np.where(np.ptp(c, axis=0) > 0, np.ptp(c, axis=0), 1))
     if c.shape[1] == 1:
-        return _one_by_one(vectors, ages[:, 0]) / (len(vectors) * (len(vectors) - 1))
-    some = _sample(np.zeros(len(vectors), dtype=np.intp))
-    vectors, ages = vectors[some], ages[some]
-    total = 0.0
-    for a, b, times in _blocks(len(vectors)):
-        distance = torch.cdist(vectors[a], vectors[b]).square()
-        total += times * (torch.cdist(ages[a], ages[b]) * distance).sum().item()
+        total = _one_by_one(vectors, ages[:, 0])
+    else:
+        some = _sample(np.zeros(len(vectors), dtype=np.intp))
+        vectors, ages, total = vectors[some], ages[some], 0.0
+        for a, b, times in _blocks(len(vectors)):
+            distance = torch.cdist(vectors[a], vectors[b]).square()
+            total += times * (torch.cdist(ages[a], ages[b]) * distance).sum().item()
     return total / (len(vectors) * (len(vectors) - 1))
 
 
@@ -297,7 +284,7 @@ def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatAr
     between = sum(len(group) * group.mean(axis=0) ** 2 for group in groups)
     error = (total - between) / max(len(rows) - len(groups), 1)
     varies = total > 1e-12 * (x[rows] ** 2).sum(axis=0)
-    share: FloatArray = (between - (len(groups) - 1) * error) / np.where(varies, total + error, 1.0)
+    share = (between - (len(groups) - 1) * error) / np.where(varies, total + error, 1.0)
     return np.where(varies, np.clip(share, 0.0, 1.0), 0.0)
 
 

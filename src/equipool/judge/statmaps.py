@@ -15,19 +15,18 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import ndimage, sparse, special, stats
 
+from equipool.checks.errors import check_inputs
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
-
-__all__ = ["Correction", "Detection", "StatMap", "clusters", "detection", "in_volume", "stat_map"]
+from equipool.judge.scores import FloatArray
 
 Correction = Literal["bonferroni", "fdr"] | None
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 BLOCK = 2**23  # numbers read at once, rows × voxels: 32 MiB
 TILE = 256  # voxels computed at once, which fit into the processor's cache
-COLLINEAR = 1e-8  # residual of a column of the design, as a share of it, that counts as none
+COLLINEAR = 1e-8  # residual of a column of the design, as a share of it, that counts as zero
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -39,7 +38,7 @@ class StatMap:
     ----------
     t, p
         Student's t of the target's coefficient and its two-sided p-value, uncorrected; 0 and 1 where a voxel
-        could not be tested.
+        could not be tested: one that never varies, or not beyond what covariates and sites explain.
     effect
         The coefficient, in the units of the values: the difference between the two classes, or the slope.
     df, n
@@ -47,7 +46,7 @@ class StatMap:
     name
         What the map is called in figures and files.
     tested
-        False where a voxel never varies, or not beyond what covariates and sites explain.
+        Which voxels could be tested.
     contrast
         What a positive effect means, such as ``"CN - AD"``.
     """
@@ -61,6 +60,14 @@ class StatMap:
     tested: BoolArray
     contrast: str = ""
 
+    @property
+    def q(self) -> FloatArray:
+        """The p-values adjusted for the false discovery rate over all tested voxels; 1 for the others."""
+        q = np.ones_like(self.p)
+        if self.tested.any():
+            q[self.tested] = stats.false_discovery_control(self.p[self.tested])
+        return q
+
     def significant(self, *, alpha: float = 0.001, correction: Correction = "bonferroni") -> BoolArray:
         """Return the voxels that are significant at ``alpha`` over all tested ones.
 
@@ -71,10 +78,8 @@ class StatMap:
             raise InputError(f"alpha must lie between 0 and 1. Got {alpha}.")
         if correction not in ("bonferroni", "fdr", None):
             raise InputError(f"correction must be 'bonferroni', 'fdr' or None. Got {correction!r}.")
-        significant = np.zeros_like(self.tested)
-        if correction == "fdr" and self.tested.any():
-            significant[self.tested] = stats.false_discovery_control(self.p[self.tested]) <= alpha
-            return significant
+        if correction == "fdr":
+            return self.q <= alpha
         level = alpha / max(int(self.tested.sum()), 1) if correction == "bonferroni" else alpha
         return self.tested & (self.p < level)
 
@@ -119,12 +124,19 @@ def stat_map(
         values = np.asarray(values)
     if len(values.shape) != 2 or 0 in values.shape:
         raise InputError(
-            f"values must be people by voxels, at least one of each. Got shape {tuple(values.shape)}."
+            f"values must be rows by voxels, at least one of each. Got shape {tuple(values.shape)}."
         )
     n, voxels = values.shape
-    y, contrast = _target(target, n, positive)
-    means = None if subject is None else _participant_means(subject, y, n, classes=bool(contrast))
-    basis, scale = _basis(y, n, covariates, sites, means)
+    given = {"target": target, "covariates": covariates, "sites": sites, "subject": subject}
+    for what, column in given.items():
+        if column is not None and len(column) != n:
+            raise InputError(f"{what} has {len(column)} values for {n} rows; give one for each row.")
+    site = np.zeros(n) if sites is None else sites
+    inputs = Inputs.from_arrays(None, site=site, covariates=covariates, y=target, task="class")
+    check_inputs(inputs, pooled=False)
+    y, contrast = _target(inputs.target, positive)
+    means = None if subject is None else _participant_means(subject, y, classes=bool(contrast))
+    basis, scale = _basis(y, inputs, means)
     n = len(basis)
     df = n - basis.shape[1]
     effect, t, tested = np.zeros(voxels), np.zeros(voxels), np.zeros(voxels, dtype=bool)
@@ -135,22 +147,21 @@ def stat_map(
     return StatMap(t, p, effect, df, name, n, tested, contrast)
 
 
-def _participant_means(subject: Any, target: FloatArray, n: int, *, classes: bool) -> sparse.csr_array:
-    """Return the matrix that averages rows by participant, (participants, rows); nobody has two classes."""
-    labels = _labels("subject", subject, n, "subject is empty in row {}; say whose row it is.")
+def _participant_means(subject: Any, target: FloatArray, *, classes: bool) -> sparse.csr_array:
+    """Return the matrix that averages rows by participant, (participants, rows); refuse changes of class."""
+    labels = parse_labels(subject)
+    if None in labels:
+        raise InputError(f"subject is empty in row {list(labels).index(None) + 1}; say whose row it is.")
     names, codes, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    means = sparse.csr_array((1.0 / counts[codes], (codes, np.arange(n))))
-    highest, lowest = np.full(len(names), -np.inf), np.full(len(names), np.inf)
-    np.maximum.at(highest, codes, target)
-    np.minimum.at(lowest, codes, target)
-    mixed = names[highest > lowest]
+    ranges = pd.Series(target).groupby(codes)
+    mixed = names[ranges.max() > ranges.min()]
     if classes and len(mixed):
         raise InputError(
             f"{plural(len(mixed), 'participant is', 'participants are')} of one class of the target at one "
             f"visit, of the other at another ({listed(mixed)}); give the visits of one class, or one a "
             "participant."
         )
-    return means
+    return sparse.csr_array((1.0 / counts[codes], (codes, np.arange(len(codes)))))
 
 
 def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
@@ -168,7 +179,7 @@ def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
             if not np.isfinite(tile).all():
                 row, column = np.argwhere(~np.isfinite(tile))[0]
                 raise InputError(
-                    f"Voxel {start + first + column + 1} of person {row + 1} is {tile[row, column]}; every "
+                    f"Voxel {start + first + column + 1} of row {row + 1} is {tile[row, column]}; every "
                     "voxel needs a finite number: fill it in, or leave it out of the mask."
                 )
             yield start + first, tile
@@ -195,34 +206,18 @@ def _regress(tile: FloatArray, basis: FloatArray, scale: float) -> tuple[FloatAr
 # -- the design --------------------------------------------------------------------------------------------
 
 
-def _labels(name: str, given: Any, n: int, missing: str) -> NDArray[np.object_]:
-    """Return one label a row, all there; ``missing`` is the error of a row without."""
-    _check_length(name, given, n)
-    labels = parse_labels(given)
-    if None in labels:
-        raise InputError(missing.format(list(labels).index(None) + 1))
-    return labels
-
-
-def _check_length(name: str, given: Any, n: int) -> None:
-    if len(given) != n:
-        raise InputError(f"{name} has {len(given)} values for {n} people; give one for each person.")
-
-
-def _target(target: ArrayLike, n: int, positive: Any) -> tuple[FloatArray, str]:
+def _target(labels: Any, positive: Any) -> tuple[FloatArray, str]:
     """Return the target as numbers (classes as 0 and 1) and what a positive effect means."""
-    missing = "The target of person {} is missing; fill it in or leave the person out."
-    labels = _labels("target", target, n, missing)
     numbers = as_numbers(pd.Series(labels)).to_numpy(dtype=np.float64)
     numeric = bool(np.isfinite(numbers).all())
     levels = sorted(set(labels), key=float if numeric else None)
     if len(levels) < 2:
         raise InputError(
-            f"The target is {levels[0]!r} for everybody; a t-map compares people who differ in it."
+            f"The target is {levels[0]!r} in every row; a t-map compares participants who differ in it."
         )
     if len(levels) > 2 and not numeric:
         raise InputError(
-            f"The target has {len(levels)} classes ({listed(levels)}); choose the people of two of them, "
+            f"The target has {len(levels)} classes ({listed(levels)}); choose the rows of two of them, "
             "or give numbers."
         )
     if positive is not None:
@@ -238,65 +233,43 @@ def _target(target: ArrayLike, n: int, positive: Any) -> tuple[FloatArray, str]:
     return (labels == levels[1]).astype(np.float64), f"{levels[1]} - {levels[0]}"
 
 
-def _basis(
-    y: FloatArray, n: int, covariates: Any, sites: Any, means: sparse.csr_array | None
-) -> tuple[FloatArray, float]:
+def _basis(y: FloatArray, inputs: Inputs, means: sparse.csr_array | None) -> tuple[FloatArray, float]:
     """Return an orthonormal basis of the design, the target last, and the norm of the target's residual."""
-    intercepts = np.ones((n, 1))
-    if sites is not None:
-        missing = "The site of person {} is missing; fill it in or leave the person out."
-        labels = _labels("sites", sites, n, missing)
-        intercepts = (labels[:, None] == np.array(sorted(set(labels)), dtype=object)).astype(np.float64)
-    C, names = _covariates(covariates, n)
+    intercepts, C = (inputs.site[:, None] == inputs.sites).astype(np.float64), inputs.covariates
     if means is not None:
         intercepts, C, y = means @ intercepts, means @ C, means @ y
-    columns = intercepts.shape[1] + len(names) + 1
-    if len(y) <= columns:
+    count = intercepts.shape[1] + C.shape[1] + 1
+    if len(y) <= count:
         raise InputError(
-            f"There are {plural(len(y), 'person', 'people')} for {columns} coefficients (intercepts, "
-            f"covariates, target); at least {columns + 1} are needed."
+            f"There are {plural(len(y), 'participant')} for {count} coefficients (intercepts, covariates, "
+            f"target); at least {count + 1} are needed."
         )
-    # Centred, so that rounding can be told from variation wherever the zero of a covariate lies.
-    C, y = C - C.mean(axis=0), y - y.mean()
-    Q, R = np.linalg.qr(np.column_stack([intercepts, C, y]))
-    _refuse_collinear(R, intercepts, C, names, y)
+    # Centred, so that rounding can be distinguished from variation, wherever a covariate's zero lies.
+    columns = np.column_stack([C - C.mean(axis=0), y - y.mean()])
+    Q, R = np.linalg.qr(np.column_stack([intercepts, columns]))
+    collinear = np.abs(np.diagonal(R)) <= COLLINEAR * np.linalg.norm(R, axis=0)
+    _refuse_collinear(collinear[intercepts.shape[1] :], intercepts, columns, inputs.covariate_names)
     return Q, float(R[-1, -1])
 
 
-def _covariates(covariates: Any, n: int) -> tuple[FloatArray, tuple[str, ...]]:
-    """Return covariates as finite numbers (n, K) and their names."""
-    if covariates is None:
-        return np.empty((n, 0)), ()
-    _check_length("covariates", covariates, n)
-    inputs = Inputs.from_arrays(np.empty((n, 0)), site=np.zeros(n), covariates=covariates)
-    for row, column in np.argwhere(~np.isfinite(inputs.covariates)):
-        name = inputs.covariate_names[column]
-        texts = [cell.value for cell in inputs.text_cells if (cell.row, cell.column) == (row, name)]
-        what = f"is {texts[0]!r}" if texts else "has no finite value"
-        raise InputError(f"The covariate {name!r} {what} for person {row + 1}; give a number.")
-    return inputs.covariates, inputs.covariate_names
-
-
 def _refuse_collinear(
-    R: FloatArray, intercepts: FloatArray, C: FloatArray, names: tuple[str, ...], target: FloatArray
+    collinear: BoolArray, intercepts: FloatArray, columns: FloatArray, names: tuple[str, ...]
 ) -> None:
-    """Raise an error for a column of the design that those before it explain fully, and name both."""
-    collinear = np.abs(np.diagonal(R)) <= COLLINEAR * np.linalg.norm(R, axis=0)
-    collinear = collinear[intercepts.shape[1] :]
+    """Raise an error for a covariate or the target that columns before it determine, and name both."""
     before = [("the sites", intercepts)] if intercepts.shape[1] > 1 else []
-    for k, name in enumerate(names):
-        if collinear[k] and np.ptp(C[:, k]) == 0:
-            raise InputError(f"The covariate {name!r} is the same for everybody; leave it out.")
+    for k, column in enumerate(columns.T):
+        if collinear[k] and k == len(names):
+            raise InputError(
+                f"The target is fixed by {_cause(before, column)}, so their effects cannot be separated; "
+                "adjust for less, or take participants for whom they differ."
+            )
+        if collinear[k] and np.ptp(column) == 0:
+            raise InputError(f"The covariate {names[k]!r} is the same in every row; leave it out.")
         if collinear[k]:
             raise InputError(
-                f"The covariate {name!r} is fixed by {_cause(before, C[:, k])}; leave one of them out."
+                f"The covariate {names[k]!r} is fixed by {_cause(before, column)}; leave one of them out."
             )
-        before.append((repr(name), C[:, [k]]))
-    if collinear[-1]:
-        raise InputError(
-            f"The target is fixed by {_cause(before, target)}, so that its effect is not told from theirs; "
-            "adjust for less, or take people for whom they differ."
-        )
+        before.append((repr(names[k]) if k < len(names) else "", columns[:, [k]]))
 
 
 def _cause(before: list[tuple[str, FloatArray]], column: FloatArray) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints of training: a killed run resumes, and ends with the bits of one that was not killed.
 
-A folder holds ``checkpoint.json``, which says what is trained on what, and for each stage a safetensors file
-with its numbers, how far it is, and a checksum. Files are replaced in one go, so each is always whole.
+A folder holds ``checkpoint.json``, with the settings and hashes of the data, and for each stage a safetensors
+file with its numbers, its progress and a checksum. Files are replaced in one go, so each is always whole.
 """
 
 from __future__ import annotations

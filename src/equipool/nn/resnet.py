@@ -22,7 +22,7 @@ POOLED = 3  # cells of the last average along each axis: one would forget where 
 class WholeBatch:
     """Batch normalisation with the statistics of the whole batch, where several processes share it.
 
-    torch's own synchronised form refuses CPUs. In one process this is torch's plain one.
+    torch.nn.SyncBatchNorm refuses CPUs. In one process this is plain batch normalisation.
     """
 
     def forward(self, x: Tensor) -> Tensor:

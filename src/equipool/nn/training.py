@@ -85,7 +85,7 @@ def train(
         Returns a loss on held-out rows; training stops after ``patience`` epochs without a new minimum and
         goes back to it. Without it, the last state is kept.
     epochs, learning_rate, weight_decay, patience
-        As they say; the learning rate falls to 0 along half a cosine.
+        Settings of AdamW and of early stopping; the learning rate falls to 0 along half a cosine.
     progress
         The name of the training on the terminal; ``None``: no progress is shown.
     checkpoint, generator, beside

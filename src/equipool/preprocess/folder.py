@@ -119,9 +119,7 @@ def preprocess_folder(
     todo = [head for head in heads if head.name not in facts]
     if facts:
         say(f"{len(facts)} of {len(heads)} heads are there already")
-    _describe(folder, out)
-    if participants is not None:
-        _write_participants(participants, heads, out)
+    _describe(folder, out, heads, participants)
     failed: dict[str, str] = {}
     progress = Progress("Heads", len(todo))
     with _swept(heads):
@@ -225,23 +223,22 @@ def _write(head: Head, brain: Brain) -> None:
     write_whole(files["picture"], mosaic(brain.head, brain.mask, mni, brain.grid))
 
 
-def _describe(folder: Path, out: Path) -> None:
-    """Write what makes the result a BIDS derivative."""
+def _describe(folder: Path, out: Path, heads: list[Head], participants: pd.DataFrame | None) -> None:
+    """Write the description of the derivative and its participants."""
     source = read_json(folder / "dataset_description.json")
     name = source.get("Name") if isinstance(source, dict) else None
     write_description(out, f"{name or folder.resolve().name}: brains in {SPACE}", "preprocess")
     table = folder / "participants.tsv"
     if table.is_file():
         write_whole(out / "participants.tsv", table.read_bytes())
-
-
-def _write_participants(participants: pd.DataFrame, heads: list[Head], out: Path) -> None:
-    table = participants.drop(columns=["path", "participant_id"]).reset_index(drop=True)
-    table.insert(0, "participant_id", [f"sub-{head.entities['sub']}" for head in heads])
-    visits = table["participant_id"].duplicated().any()
+    if participants is None:
+        return
+    listed = participants.drop(columns=["path", "participant_id"]).reset_index(drop=True)
+    listed.insert(0, "participant_id", [f"sub-{head.entities['sub']}" for head in heads])
+    visits = listed["participant_id"].duplicated().any()
     if visits:
-        table.insert(1, "path", [str(head.files["brain"].relative_to(head.out)) for head in heads])
-    write_table(out / ("people.tsv" if visits else "participants.tsv"), table, missing="n/a")
+        listed.insert(1, "path", [str(head.files["brain"].relative_to(head.out)) for head in heads])
+    write_table(out / ("people.tsv" if visits else "participants.tsv"), listed, missing="n/a")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from equipool.data.nifti import mni_grid
 from equipool.exceptions import InputError, MissingExtraError, first_line
 
 Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
 
 SPACE = "MNI152NLin2009aSym"  # the template in nilearn's wheel
 STEPS = ("mask", "n4", "register", "resample", "normalize")
@@ -98,15 +99,13 @@ def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) ->
     """Preprocess a head, given as :func:`read_head` returns it; default: all steps, at 2 mm."""
     steps = steps or Steps()
     require_extra(steps)
-    times = [time.perf_counter()]
-    mask = (
-        extracted_mask(values, voxel_sizes(affine)) if steps.brain_extracted else brain_mask(values, affine)
-    )
+    times, sizes = [time.perf_counter()], voxel_sizes(affine)
+    mask = extracted_mask(values, sizes) if steps.brain_extracted else brain_mask(values, affine)
     if mask.sum() < 100:
         raise InputError("No brain was found in the image; is it a T1-weighted head?")
     times.append(time.perf_counter())
     if "n4" not in steps.skip:
-        values = remove_bias(values, mask, voxel_sizes(affine))
+        values = remove_bias(values, mask, sizes)
     times.append(time.perf_counter())
     to_head = np.eye(4) if "register" in steps.skip else register(np.where(mask, values, 0), affine)
     times.append(time.perf_counter())
@@ -141,7 +140,7 @@ def read_head(path: Path) -> tuple[Array, Array]:
     if values.ndim > 3 and values.size == np.prod(values.shape[:3]):
         values = values.reshape(values.shape[:3])  # a time axis of length 1
     if values.ndim != 3 or min(values.shape) < 8:
-        size = "×".join(str(length) for length in values.shape)
+        size = "×".join(map(str, values.shape))
         raise InputError(f"{path.name} has {size} voxels; a head is one 3-D volume.")
     values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     if values.max() <= values.min():
@@ -232,10 +231,9 @@ def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
 
     shape, grid = mni_grid(working_mm)
     fixed = template(working_mm).t1
-    start = np.eye(4)
+    start, wide = np.eye(4), grid.copy()
     start[:3, 3] = _centre(brain, affine) - _centre(fixed, grid)
     margin = round(MARGIN_MM / working_mm)
-    wide = grid.copy()
     wide[:3, 3] -= margin * working_mm
     moving = resample(brain, affine, tuple(n + 2 * margin for n in shape), wide, start, order=1)
     greedy = Greedy3D()
@@ -253,13 +251,7 @@ def register(brain: Array, affine: Array, *, working_mm: float = 2.0) -> Array:
 
 
 def resample(
-    values: Array,
-    affine: Array,
-    shape: tuple[int, ...],
-    grid: Array,
-    mapping: Array | None = None,
-    *,
-    order: int = 3,
+    values: Array, affine: Array, shape: Shape, grid: Array, mapping: Array | None = None, *, order: int = 3
 ) -> Array:
     """Resample an image to another grid by splines of an order, 3 or 1; outside the image the result is 0.
 
@@ -276,12 +268,7 @@ def resample(
 
 
 def resample_brain(
-    values: Array,
-    mask: Array,
-    affine: Array,
-    shape: tuple[int, ...],
-    grid: Array,
-    mapping: Array | None = None,
+    values: Array, mask: Array, affine: Array, shape: Shape, grid: Array, mapping: Array | None = None
 ) -> tuple[Array, Array]:
     """Resample a brain and its mask; outside the mask the brain is 0.
 
@@ -371,12 +358,11 @@ def _silent() -> Iterator[None]:
     libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
     sys.stdout.flush()
     stdout = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
         yield
     finally:
         libc.fflush(None)
         os.dup2(stdout, 1)
         os.close(stdout)
-        os.close(nowhere)

@@ -11,31 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.checks import PreflightReport
-from equipool.checks.findings import plural
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
+from equipool.judge.blocks import means_of_volumes
 from equipool.judge.classifiers import REPORTED
 from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
-from equipool.judge.scores import Columns, site_shares
+from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables
 from equipool.report.verdict import verdict
 
-__all__ = ["Account", "Harmonize", "Tau", "account_of", "refit_images", "refit_table", "tau_of"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 Harmonize = Callable[[IntArray], FloatArray]  # positions of training rows -> harmonized features of all
 Tau = tuple[dict[str, Any], IntArray, FloatArray]  # its errors, the rows it is of, the vectors
 
-VERSION = 2
+VERSION = 3
 JUDGED = 5000  # rows beyond which the folds take a sample
 MAPPED = 500  # rows drawn in a t-SNE
-REFITTED = "The harmonizer was fitted anew in each fold, on the training participants alone."
-GIVEN = (
-    "The harmonized table was given, so the harmonizer itself was not cross-validated: it may have seen the "
-    "participants that classifiers are tested on. Then the site looks better hidden, and signals clearer, "
-    "than they would be in new participants."
-)
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,7 @@ class Account:
     """What a report says, as JSON-ready values; tables are columns by name."""
 
     kind: str  # "table", "images", or "given": a table that another program harmonized
-    names: dict[str, Any]  # site, covariates, target, task, participants, rows, features, sites by size
+    names: dict[str, Any]  # site, covariates, target, task, and counts: of sites by name, rows, features …
     preflight: dict[str, Any]  # PreflightReport.to_dict
     densities: dict[str, Columns]  # of each numeric covariate by site
     # Predictions in held-out participants, None where sites are too small: "site_scores" (stage,
@@ -57,7 +47,7 @@ class Account:
     effects: dict[str, Any] | None  # of the target on each feature
     statmap: dict[str, Any] | None  # from statmap_figures.statmap_pictures
     verdict: list[dict[str, str]]  # sentences with a level: "good", "fair", "bad"
-    method: list[str]  # how the numbers were obtained, in sentences
+    method: list[str]  # sentences to add to how the numbers were obtained
     made: dict[str, Any] = field(default_factory=dict)  # versions, command, settings, hashes
     version: int = VERSION
 
@@ -98,31 +88,17 @@ def account_of(
 ) -> Account:
     """Return the account of the features of a pool before and after any harmonizer.
 
-    Parameters
-    ----------
-    pool
-        Site, covariates and target of each row.
-    after
-        Features, (rows, features), by the harmonizer that was fitted on all rows.
-    harmonize
-        Takes the positions of training rows and returns the features of all rows by a harmonizer that was
-        fitted on these alone, such as :func:`refit_table` gives. None: it cannot be fitted anew.
-    before, features
-        Features as measured and their names; default: the pool's. Missing values become the mean.
-    method
-        Further sentences on how the numbers were obtained.
-    tau
-        From :func:`tau_of`, where an :class:`EquivariantPooler` was fitted.
-    subject
-        The participant of each row, where participants have several.
-    kind, statmap, made
-        As in :class:`Account`.
+    ``after`` are the features, (rows, features), by the harmonizer fitted on all rows. ``harmonize`` takes
+    the positions of training rows and returns the features of all rows by one fitted on these alone, as
+    :func:`refit_table` gives it; None: it cannot be refitted. ``before`` and ``features`` are the features as
+    measured and their names, by default the pool's; missing values become the mean. ``method`` has further
+    sentences on how the numbers were obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of
+    each row.
     """
-    method = [REFITTED if harmonize else GIVEN, *method]
     before = pool.features if before is None else before
     if np.isnan(before).any():
         before = np.where(np.isnan(before), np.nanmean(before, axis=0), before)
-        method.append("As measured, missing values were replaced by the mean of the feature.")
+        method = [*method, "As measured, missing values were replaced by the mean of the feature."]
     rows, drawn = sample_rows(pool, JUDGED, seed), sample_rows(pool, MAPPED, seed)
     result = held_out(
         pool[rows],
@@ -163,21 +139,15 @@ def account_of(
         effects=tables.effects(pool, before, after, names, subject),
         statmap=statmap,
         verdict=verdict(judged, words),
-        method=[*_method(pool, judged), *method],
+        method=list(method),
         made=made or {},
     )
 
 
 def _judged(result: HeldOut) -> dict[str, Any]:
-    """Return what was predicted in held-out participants, in the report's words."""
-    return {
-        "site_scores": result.site_scores,
-        "signals": result.signals,
-        "classifiers": REPORTED,
-        "folds": result.folds,
-        "participants": result.participants,
-        "sites": result.sites,
-    }
+    """Return what was predicted in held-out participants, and the classifiers' titles."""
+    judged = {name: value for name, value in vars(result).items() if name != "shares"}
+    return judged | {"classifiers": REPORTED}
 
 
 # -- harmonizers -------------------------------------------------------------------------------------------
@@ -196,11 +166,11 @@ def refit_table(
         def given(rows: Any) -> dict[str, Any]:
             return {"site": pool.site_labels[rows], "covariates": pool.C[rows] if pool.C.shape[1] else None}
 
-        model, x, seen = make(), pool.features, np.isin(pool.site, pool.site[train])
+        model, x, fitted = make(), pool.features, np.isin(pool.site, pool.site[train])
         more = {} if subject is None else {"subject": subject[train]}
         model.fit(x[train], None if pool.y is None else pool.y[train], **given(train), **more)
         after = np.where(np.isnan(x), np.nanmean(x, axis=0), x)
-        after[seen] = model.transform(x[seen], **given(seen))
+        after[fitted] = model.transform(x[fitted], **given(fitted))
         return after
 
     return harmonize
@@ -209,15 +179,11 @@ def refit_table(
 def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
-    from equipool.judge.blocks import labelled_covariates, means_of_volumes
-
-    covariates = labelled_covariates(pool)
 
     def harmonize(train: IntArray) -> FloatArray:
-        y = None if pool.y is None else pool.y[train]
-        c = None if covariates is None else covariates.iloc[train]
+        y, covariates = None if pool.y is None else pool.y[train], pool.labelled_covariates.iloc[train]
         model = ImageHarmonizer(unseen_site="pooled")
-        model.fit(volumes[train], y, site=pool.site_labels[train], covariates=c)
+        model.fit(volumes[train], y, site=pool.site_labels[train], covariates=covariates)
         return means_of_volumes(volumes, pool, model)
 
     return harmonize
@@ -225,8 +191,6 @@ def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
 
 def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
     """Return τ of some rows by the pooler that was fitted on them, and the error of its Φ."""
-    from equipool.judge.scores import delta_eq, equivariance_of
-
     if not pool.covariates:
         return None
     rows = sample_rows(pool, MAPPED, 0)
@@ -244,52 +208,35 @@ def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
 # -- parts -------------------------------------------------------------------------------------------------
 
 
-def _names(pool: PooledDataset, features: int, person: IntArray) -> dict[str, Any]:
+def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[str, Any]:
     counts = np.bincount(pool.site, minlength=len(pool.sites))
     order = np.argsort(-counts, kind="stable")
-    covariates = [(c.name, c.unit, None if c.levels is None else list(c.levels)) for c in pool.covariates]
     return {
         "site": pool.site_name,
-        "covariates": [dict(zip(("name", "unit", "levels"), one, strict=True)) for one in covariates],
+        "covariates": [
+            {"name": c.name, "unit": c.unit, "levels": c.levels and list(c.levels)} for c in pool.covariates
+        ],
         "target": None if pool.y is None else pool.target_name,
         "task": pool.task,
-        "participants": len(np.unique(person)),
+        "participants": len(np.unique(participant)),
         "rows": len(pool),
         "features": features,
+        "judged_rows": min(len(pool), JUDGED),
+        "min_participants": MIN_PARTICIPANTS,
+        "small_sites": int(np.isin(counts, range(1, MIN_PARTICIPANTS)).sum()),
         "sites": {pool.sites[k]: int(counts[k]) for k in order if counts[k]},
     }
 
 
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:
     """Return t-SNE of some rows with their site, covariates and target, under names that do not clash."""
-    places = tables.embedding(x, seed).T
-    table: Columns = {name: tables.rounded(values) for name, values in zip("xy", places, strict=True)}
+    places, labelled = tables.embedding(x, seed), pool[rows].labelled_covariates
+    table: Columns = {"x": tables.rounded(places[:, 0]), "y": tables.rounded(places[:, 1])}
     table["site"] = pool.site_labels[rows].tolist()
-    for covariate, values in zip(pool.covariates, pool.C[rows].T, strict=True):
-        levels = covariate.levels
-        shown = tables.rounded(values) if levels is None else [levels[int(value)] for value in values]
-        table[tables.column(covariate.name)] = shown
+    for one in pool.covariates:
+        values = labelled[one.name]
+        table[tables.column(one.name)] = values.tolist() if one.levels else tables.rounded(values)
     if pool.y is not None:
         y, name = pool.y[rows], tables.column(pool.target_name)
         table[name] = tables.rounded(y) if pool.task == "number" else y.astype(str).tolist()
     return table
-
-
-def _method(pool: PooledDataset, judged: dict[str, Any] | None) -> list[str]:
-    if judged is None:
-        return [
-            f"Nothing was judged: fewer than two sites have {MIN_PARTICIPANTS} participants to hold out of."
-        ]
-    said = [
-        f"Judged on {judged['participants']} participants of {judged['sites']} sites in {judged['folds']} "
-        "folds, stratified by site; ± is the standard deviation over folds."
-    ]
-    if len(pool) > JUDGED:
-        said.append(f"Of {plural(len(pool), 'row')} a sample of {JUDGED}, stratified by site, was judged.")
-    small = int(np.isin(np.bincount(pool.site), range(1, MIN_PARTICIPANTS)).sum())
-    if small:
-        few = plural(small, "site with", "sites with")
-        said.append(
-            f"{few} fewer than {MIN_PARTICIPANTS} participants {'was' if small == 1 else 'were'} not judged."
-        )
-    return said

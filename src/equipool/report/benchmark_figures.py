@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import cross_val_predict
 
 from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
 from equipool.data import PooledDataset, Volumes
-from equipool.report.brain_figures import slice_pairs
 from equipool.report.figure_tables import density_table, embedding
 from equipool.report.figures import draw_densities
 from equipool.report.statmap_figures import statmap_figure, write_statmap
-from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
-
-__all__ = ["benchmark_figures", "frontier_figure", "volume_figures"]
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, spread, styled
 
 MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
@@ -60,7 +60,7 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
         some = np.linspace(0, len(data["age"]) - 1, min(len(data["age"]), MAPPED)).astype(int)
         places = embedding(data["tau"][some])
         age, groups = data["age"], pd.qcut(data["age"], 5, duplicates="drop")
-        predicted = _predicted(data["tau"], age)
+        predicted = cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), data["tau"], age, cv=5)
         for k, shade in enumerate(spread(SHADES, len(groups.categories))):
             rows, limits = groups.codes == k, groups.categories[k]
             label = f"{limits.left:.0f} to {limits.right:.0f}"
@@ -77,14 +77,6 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, title="age", loc="outside right upper", markerscale=2)
     return figure
-
-
-def _predicted(tau: Any, age: Any) -> Any:
-    """Return the age by ridge regression on τ, of rows it was not fitted on."""
-    from sklearn.linear_model import RidgeCV
-    from sklearn.model_selection import cross_val_predict
-
-    return cross_val_predict(RidgeCV(np.logspace(-3, 3, 7)), tau, age, cv=5)
 
 
 MEASURES = {
@@ -232,6 +224,25 @@ def harmonized_figure(
             row["clean"] = _at_median_one(clean, one)
         rows.append({f"{site}: {name}": values for name, values in row.items()})
     return slice_pairs(volumes, rows)
+
+
+@styled
+def slice_pairs(volumes: Volumes, rows: Sequence[Mapping[str, NDArray[np.floating]]]) -> Figure:
+    """Draw rows of volumes, by title: an axial slice at the ventricles and a coronal one at the hippocampus.
+
+    A title with a minus sign is of a difference.
+    """
+    figure = Figure(figsize=(4.3 * len(rows[0]), 2.6 * len(rows)), layout="constrained")
+    for line, row in zip(figure.subplots(len(rows), 2 * len(rows[0]), squeeze=False), rows, strict=True):
+        for pair, (title, values) in zip(line.reshape(-1, 2), row.items(), strict=True):
+            box, difference = volumes.unmask(values), "−" in title
+            limits = {"vmin": -0.3, "vmax": 0.3} if difference else {"vmin": 0.0, "vmax": 1.6}
+            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
+            for axes, part in zip(pair, slices, strict=True):
+                axes.imshow(part.T, origin="lower", cmap="RdBu_r" if difference else "gray", **limits)
+                axes.set_axis_off()
+            pair[0].set_title(shortened(title), fontsize=8, loc="left")
+    return figure
 
 
 def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,8 @@ from numpy.typing import NDArray
 
 from equipool.data import PooledDataset
 from equipool.exceptions import InputError
-from equipool.judge.scores import Columns, adjusted
+from equipool.judge.scores import Columns, FloatArray, adjusted
 from equipool.judge.statmaps import stat_map
-
-__all__ = ["boxes", "column", "curves", "density_table", "effects", "embedding", "first_number", "worst"]
-
-FloatArray = NDArray[np.float64]
 
 GRID = 60  # points of a density
 STEPS = 16  # points of a curve
@@ -61,12 +57,9 @@ def density_table(name: str, site: NDArray[Any], values: FloatArray) -> Columns:
         width = max(0.9 * float(np.std(x)) * len(x) ** -0.2, float(np.ptp(values)) / 60, 1e-12)
         density = norm.pdf(grid[:, None], x, width).mean(axis=1)
         inside = (grid >= x.min() - width) & (grid <= x.max() + width)
-        rows += [(label, *point) for point in _points(grid, np.where(inside, density, 0.0))]
+        density = np.where(inside, density, 0.0)
+        rows += [(label, *point) for point in zip(rounded(grid), rounded(density), strict=True)]
     return _table(("site", column(name), "density"), rows)
-
-
-def _points(x: FloatArray, y: FloatArray) -> Iterator[tuple[float, float]]:
-    return zip(rounded(x), rounded(y), strict=True)
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Columns:
@@ -80,8 +73,7 @@ def embedding(x: FloatArray, seed: int = 0) -> FloatArray:
 
     scale = x.std(axis=0)
     z = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # features that never vary
+    with warnings.catch_warnings(action="ignore"):  # features that never vary
         z = PCA(min(COMPONENTS, *z.shape), random_state=seed).fit_transform(z)
         if len(z) < 4:
             return np.pad(z, ((0, 0), (0, 2)))[:, :2]
@@ -137,7 +129,8 @@ def curves(pool: PooledDataset, before: FloatArray, after: FloatArray, names: Se
             degree = 2 if len(c) >= MIN_ROWS_FOR_PARABOLA and len(np.unique(c)) > 5 else 1
             for f, feature in enumerate(names):
                 course = np.polynomial.Polynomial.fit(c, x[here, f], degree)(grid)
-                rows += [(feature, stage, site, *point) for point in _points(grid, course)]
+                points = zip(rounded(grid), rounded(course), strict=True)
+                rows += [(feature, stage, site, *point) for point in points]
     return _table(("feature", "stage", "site", column(pool.covariate_names[k]), "value"), rows)
 
 
@@ -154,11 +147,9 @@ def effects(
     """Return the target's effect on each feature: as measured, with site in the regression, and harmonized.
 
     Without a target, the first covariate's; ``None`` if nothing varies. Of more than two classes the two
-    largest are compared. Of a ``subject`` with several rows the first is used, since the regression takes
-    rows to be independent.
+    largest are compared. Of a ``subject`` with several rows the first is used: the regression assumes
+    independent rows.
     """
-    from scipy.stats import false_discovery_control
-
     outcome = _outcome(pool)
     if outcome is None:
         return None
@@ -182,29 +173,26 @@ def effects(
             about["significant"][stage] = None
             about["note"] = f"{about['note']} {error}".strip()
             continue
-        q = np.ones(len(names))
-        if result.tested.any():
-            q[result.tested] = false_discovery_control(result.p[result.tested])
         about["contrast"] = result.contrast
-        about["significant"][stage] = int((q <= 0.05).sum())
-        for key, numbers in (("effect", result.effect), ("t", result.t), ("q", q)):
-            table[f"{stage}_{key}"] = rounded(numbers)
+        about["significant"][stage] = int(result.significant(alpha=0.05, correction="fdr").sum())
+        for key in ("effect", "t", "q"):
+            table[f"{stage}_{key}"] = rounded(getattr(result, key))
     return {"about": about, "table": table}
 
 
 def _outcome(pool: PooledDataset) -> tuple[str, NDArray[Any], NDArray[np.intp], FloatArray, str] | None:
     """Return name, values, which rows to use, what to adjust for, and a remark."""
-    everything = np.arange(len(pool))
-    if pool.y is not None and pool.task == "number":
-        return pool.target_name, pool.y, everything, pool.C, ""
-    if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
-        y = pool.y.astype(str)
-        labels, counts = np.unique(y, return_counts=True)
-        largest = labels[np.argsort(-counts, kind="stable")[:2]]
-        note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
-        return pool.target_name, y, np.flatnonzero(np.isin(y, largest)), pool.C, note
-    k = next((k for k in range(pool.C.shape[1]) if np.ptp(pool.C[:, k]) > 0), None)
-    if k is None:
+    rows, note = np.arange(len(pool)), ""
+    if pool.y is not None and (pool.task == "number" or len(np.unique(pool.y.astype(str))) > 1):
+        y = pool.y
+        if pool.task == "class":
+            y = pool.y.astype(str)
+            labels, counts = np.unique(y, return_counts=True)
+            rows = np.flatnonzero(np.isin(y, labels[np.argsort(-counts, kind="stable")[:2]]))
+            note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
+        return pool.target_name, y, rows, pool.C, note
+    varying = np.flatnonzero(np.ptp(pool.C, axis=0) > 0)
+    if not len(varying):
         return None
-    note = "No target was named, so these are the effects of the first covariate."
-    return pool.covariate_names[k], pool.C[:, k], everything, np.delete(pool.C, k, axis=1), note
+    k, note = varying[0], "No target was named, so these are the effects of the first covariate."
+    return pool.covariate_names[k], pool.C[:, k], rows, np.delete(pool.C, k, axis=1), note

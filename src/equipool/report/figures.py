@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
 from numpy.typing import ArrayLike
 
 from equipool.checks import PreflightReport
@@ -18,8 +17,6 @@ from equipool.judge.scores import Columns
 from equipool.report.account import Account
 from equipool.report.figure_tables import column, density_table
 from equipool.report.style import COLOURS, LIGHT, MARKERS, SHADES, page_svg, panel, shortened, spread, styled
-
-__all__ = ["STAGES", "WHERE", "Plot", "causal_diagram", "pooling_figure", "preflight_figure", "report_plots"]
 
 SITES_SHOWN = 30
 STAGES = {
@@ -135,7 +132,7 @@ def preflight_figure(report: PreflightReport) -> Figure:
 
 @styled
 def pooling_figure(
-    pool: PooledDataset, harmonized: Any, feature: str, readings: dict[str, float], chance: float
+    pool: PooledDataset, harmonized: Any, feature: str, areas: dict[str, float], chance: float
 ) -> Figure:
     """Draw one feature against the first covariate before and after, and how well the site is predicted."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
@@ -150,10 +147,10 @@ def pooling_figure(
         axes.set_title(f"{shortened(feature)}, {title}")
     after.sharey(before)
     before.legend()
-    bars.barh(list(readings), list(readings.values()), color=COLOURS[: len(readings)])
+    bars.barh(list(areas), list(areas.values()), color=COLOURS[: len(areas)])
     bars.axvline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
     bars.text(chance, -0.75, " chance", fontsize=8, va="center")
-    bars.set(xlim=(0, 1), ylim=(len(readings) - 0.4, -1), title="Prediction of the site (AUC)")
+    bars.set(xlim=(0, 1), ylim=(len(areas) - 0.4, -1), title="Prediction of the site (AUC)")
     return figure
 
 
@@ -161,13 +158,12 @@ def pooling_figure(
 
 
 class Plot(NamedTuple):
-    """A figure of the report; its words are the template's.
+    """A figure of the report: drawings by heading (in the page: SVG), numbers as columns, and a legend.
 
-    SVG by heading, the numbers as columns, a legend (sign, colour in the page, text), and whether that is of
-    the sites.
+    A legend has sign, colour in the page and text, and may be of the sites; other words are in the template.
     """
 
-    panels: dict[str, str]
+    panels: dict[str, Any]
     table: Columns
     legend: Sequence[tuple[str, str, str]] = ()
     of_sites: bool = False
@@ -182,14 +178,17 @@ def report_plots(account: Account) -> dict[str, Plot]:
         plots["site"] = _site_scores(account.held_out["site_scores"], account.held_out["classifiers"])
         if account.held_out["signals"]["what"]:
             plots["signals"] = _signals(account.held_out["signals"])
-    plots["shares"] = _scatter("shares", shares["before"], shares["after"], "as measured", shares)
+    plots["shares"] = _scatter(shares["before"], shares["after"], "as measured", shares)
     x_name = next((name for name in ("with_site_t", "measured_t") if name in table), None)
     if x_name and "harmonized_t" in table:
         label = "t, as measured" + (", with site in the regression" if x_name == "with_site_t" else "")
-        plots["effects"] = _scatter("effects", table[x_name], table["harmonized_t"], label, table)
+        plots["effects"] = _scatter(table[x_name], table["harmonized_t"], label, table)
     plots["maps"] = _before_after(account)
     if account.equivariance is not None and account.equivariance["covariate"] is not None:
         plots["tau"] = _tau(account.maps["tau"], account.equivariance["covariate"])
+    for key, plot in plots.items():
+        panels = enumerate(plot.panels.items())
+        plots[key] = plot._replace(panels={name: page_svg(one, f"{key}-{n}") for n, (name, one) in panels})
     return plots
 
 
@@ -215,52 +214,51 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
     figure, axes = _site_panel(sites)
     _draw_sizes(axes, sites, table)
     legend = [("■", f"c{k}", name) for k, name in enumerate([*table][2:])]
-    yield "sizes", Plot({"": page_svg(figure, "sizes")}, table, legend)
+    yield "sizes", Plot({"": figure}, table, legend)
     for n, (name, table) in enumerate(account.densities.items()):
         figure, axes = _site_panel(sites)
         draw_densities(axes, sites, name, table)
         axes.set_xlabel(_with_unit(account, name))
-        yield f"density-{n}", Plot({"": page_svg(figure, f"density-{n}")}, table)
+        yield f"density-{n}", Plot({"": figure}, table)
     for n, matrix in enumerate(preflight["overlap"].values()):
         figure, axes = _site_panel(sites)
         _draw_overlap(axes, sites, matrix)
         axes.set_xlabel("the same sites, in order")
         table = {"site": [one for one in sites for _ in sites], "other site": sites * len(sites)}
         table["share of rows"] = [round(float(matrix[one][two]), 4) for one in sites for two in sites]
-        yield f"overlap-{n}", Plot({"": page_svg(figure, f"overlap-{n}")}, table)
+        yield f"overlap-{n}", Plot({"": figure}, table)
 
 
 def _site_scores(table: Columns, classifiers: Mapping[str, str]) -> Plot:
-    rows, legend = pd.DataFrame(table), list[tuple[str, str, str]]()
-    panels: dict[str, str] = {}
-    for who, part in rows.groupby("fitted_on", sort=False):
+    panels = {}
+    for who, part in pd.DataFrame(table).groupby("fitted_on", sort=False):
         stages = [stage for stage in STAGES if stage in set(part["stage"])]
         by = part.set_index(["classifier", "stage"])[["mean", "sd"]].astype(float)
-        series = {
-            words: by.loc[name].reindex(stages).to_numpy().T if name in by.index else None
-            for name, words in classifiers.items()
-        }
-        key, labels = f"site-{len(panels)}", [STAGES[stage] for stage in stages]
-        svg, legend = _dots(key, labels, series, "balanced accuracy", 0.0)
-        panels[f"Classifiers fitted on {who}"] = svg
-    return Plot(panels, table, legend)
+        series = [
+            by.loc[name].reindex(stages).to_numpy().T if name in by.index else None for name in classifiers
+        ]
+        labels = [STAGES[stage] for stage in stages]
+        panels[f"Classifiers fitted on {who}"] = _dots(labels, series, "balanced accuracy", 0.0)
+    return Plot(panels, table, _series_legend(classifiers.values()))
 
 
 def _signals(table: Columns) -> Plot:
-    rows = pd.DataFrame(table).dropna(subset="before")
+    rows, stages = pd.DataFrame(table).dropna(subset="before"), ("before", "after")
     labels = [f"{shortened(str(row.what), 12)}, {WHERE[str(row.where)]}" for row in rows.itertuples()]
-    stages = {STAGES[stage]: rows[[stage, f"{stage}_sd"]].to_numpy(float).T for stage in ("before", "after")}
-    low = min([0.0, *(max(float(means.min()), -0.5) for means, _ in stages.values())])
-    svg, legend = _dots("signals", labels, stages, "R² or AUC", low)
-    return Plot({"": svg}, table, legend)
+    series = [rows[[stage, f"{stage}_sd"]].to_numpy(float).T for stage in stages]
+    low = min([0.0, *(max(float(means.min()), -0.5) for means, _ in series)])
+    figure = _dots(labels, series, "R² or AUC", low)
+    return Plot({"": figure}, table, _series_legend(STAGES[stage] for stage in stages))
 
 
-def _dots(
-    key: str, labels: Sequence[str], series: Mapping[str, Any], measure: str, low: float
-) -> tuple[str, list[tuple[str, str, str]]]:
-    """Draw means ± one standard deviation, a row a label and a mark a series; return the legend too."""
+def _series_legend(names: Iterable[str]) -> list[tuple[str, str, str]]:
+    return [(SIGNS[j], f"c{j}", name) for j, name in enumerate(names)]
+
+
+def _dots(labels: Sequence[str], series: Sequence[Any], measure: str, low: float) -> Figure:
+    """Draw means ± one standard deviation, a row a label and a mark a series."""
     figure, axes = panel(max(34, 11 * len(series)) * len(labels) + 50)
-    for j, values in enumerate(series.values()):
+    for j, values in enumerate(series):
         if values is not None:
             mean, sd = np.maximum(values[0], low), np.where(values[0] < low, np.nan, values[1])
             y = np.arange(len(labels)) + 0.2 * (j - (len(series) - 1) / 2)
@@ -272,12 +270,12 @@ def _dots(
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set(xlim=(low - 0.03, 1.03), ylim=(len(labels) - 0.5, -0.5), xlabel=measure)
     axes.grid(axis="x")
-    return page_svg(figure, key), [(SIGNS[j], f"c{j}", name) for j, name in enumerate(series)]
+    return figure
 
 
-def _scatter(key: str, x: ArrayLike, y: ArrayLike, label: str, table: Columns) -> Plot:
+def _scatter(x: ArrayLike, y: ArrayLike, label: str, table: Columns) -> Plot:
     """Draw features as measured and harmonized beside the diagonal; squares are significant effects."""
-    x, y, effects = np.asarray(x), np.asarray(y), key == "effects"
+    x, y, effects = np.asarray(x), np.asarray(y), "harmonized_q" in table
     ends = [min(0.0, x.min(), y.min()), max(0.05, x.max(), y.max())]
     figure, axes = panel(320)
     axes.plot(ends, ends, ":", color=LIGHT["soft"], linewidth=1)
@@ -285,7 +283,7 @@ def _scatter(key: str, x: ArrayLike, y: ArrayLike, label: str, table: Columns) -
     for rows, marker, colour in ((~significant, "o", 6 if effects else 0), (significant, "s", 0)):
         axes.plot(x[rows], y[rows], marker, color=COLOURS[colour], ms=5, alpha=0.8)
     axes.set(xlabel=label, ylabel="t, harmonized" if effects else "harmonized")
-    return Plot({"": page_svg(figure, key)}, table)
+    return Plot({"": figure}, table)
 
 
 def _map_panel() -> tuple[Figure, Axes]:
@@ -297,13 +295,12 @@ def _map_panel() -> tuple[Figure, Axes]:
 
 def _before_after(account: Account) -> Plot:
     maps = {STAGES[stage]: account.maps[stage] for stage in ("before", "after")}
-    panels: dict[str, str] = {}
+    panels = {}
     for stage, rows in ((stage, pd.DataFrame(table)) for stage, table in maps.items()):
-        figure, axes = _map_panel()
+        panels[stage.capitalize()], axes = _map_panel()
         for k, site in enumerate(account.names["sites"]):
             part = rows[rows["site"] == site]
             axes.plot(part["x"], part["y"], MARKERS[_round(k)], ms=5, alpha=0.8, **_style(k, site))
-        panels[stage.capitalize()] = page_svg(figure, f"maps-{len(panels)}")
     table = {name: [value for one in maps.values() for value in one[name]] for name in account.maps["before"]}
     stages = [stage for stage, one in maps.items() for _ in one["x"]]
     return Plot(panels, {"stage": stages, **table}, _site_legend(account), of_sites=True)
@@ -315,7 +312,7 @@ def _tau(table: Columns, name: str) -> Plot:
     for shade, (interval, part) in zip(spread(SHADES, len(groups)), groups, strict=True):
         axes.plot(part["x"], part["y"], "o", color=shade, ms=5, alpha=0.8)
         legend.append(("●", f"q{SHADES.index(shade)}", f"{interval.left:.3g} to {interval.right:.3g}"))
-    return Plot({"": page_svg(figure, "tau")}, table, legend)
+    return Plot({"": figure}, table, legend)
 
 
 def _features(account: Account) -> Iterator[tuple[str, Plot]]:
@@ -325,7 +322,7 @@ def _features(account: Account) -> Iterator[tuple[str, Plot]]:
             panels = {}
             for stage in ("before", "after"):
                 heading, figure = draw(account, rows, rows[rows["stage"] == stage])
-                panels[f"{STAGES[stage].capitalize()}, {heading}"] = page_svg(figure, f"{kind}-{n}-{stage}")
+                panels[f"{STAGES[stage].capitalize()}, {heading}"] = figure
             numbers = {str(name): list(values) for name, values in rows.to_dict("list").items()}
             legend = _site_legend(account) if kind == "curve" else []  # boxes have names beside them
             yield f"{kind}-{n}", Plot(panels, numbers, legend, of_sites=True)
@@ -358,35 +355,3 @@ def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[st
 def _with_room(low: float, high: float) -> tuple[float, float]:
     room = 0.04 * ((high - low) or 1)
     return low - room, high + room
-
-
-@styled
-def causal_diagram(site: str, covariates: Sequence[str], target: str | None, kind: str) -> str:
-    """Return the paper's diagram: the site acts on who takes part, on the measurement and on the target."""
-    nodes = {
-        "who": (0, 2, site, "who takes part", "soft"),
-        "how": (1, 2, site, "how it measures", "c5"),
-        "c": (0, 1, ", ".join(covariates) or "no covariate", "C, covariates", "c0"),
-        "x": (1, 1, "images" if kind == "images" else "features", "X, measured", "soft"),
-        "person": (1, 0, "participant", "not seen directly", "c0"),
-    }
-    arrows = [("who", "c"), ("how", "x"), ("c", "person"), ("person", "x")]
-    if target:
-        nodes |= {"rate": (2, 2, site, "how frequent", "soft"), "y": (2, 1, target, "Y, target", "c0")}
-        arrows += [("rate", "y"), ("person", "y")]
-    figure, axes = panel(284)
-    for x, y, first, second, colour in nodes.values():
-        style: dict[str, Any] = {"fc": LIGHT["card"], "ec": LIGHT[colour], "lw": 1.5}
-        shape = "round,pad=0,rounding_size=0.08"
-        axes.add_patch(FancyBboxPatch((x - 0.44, y - 0.3), 0.88, 0.6, boxstyle=shape, **style))
-        axes.text(x, y + 0.1, shortened(first, 16), ha="center", va="center")
-        axes.text(x, y - 0.14, second, ha="center", va="center", fontsize=8.5, color=LIGHT["soft"])
-    for start, end in arrows:
-        (x1, y1), (x2, y2) = nodes[start][:2], nodes[end][:2]
-        reach, across = 0.33 if y2 > y1 else -0.33, 0.28 * (x2 - x1)
-        look = {"color": LIGHT["c5"], "linestyle": "--"} if start == "how" else {"color": LIGHT["ink"]}
-        arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, **look}
-        axes.annotate("", (x2 - across, y2 - reach), (x1 + across, y1 + reach), arrowprops=arrow)
-    axes.set(xlim=(-0.5, 2.5 if target else 1.5), ylim=(-0.4, 2.4))
-    axes.set_axis_off()
-    return page_svg(figure, "causes")

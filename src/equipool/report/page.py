@@ -16,17 +16,9 @@ from equipool.checks.findings import plural
 from equipool.files import write_whole
 from equipool.judge.scores import Columns
 from equipool.report.account import Account
-from equipool.report.figures import STAGES, causal_diagram, report_plots
+from equipool.report.figures import STAGES, report_plots
 from equipool.report.style import DARK, LIGHT
 from equipool.report.verdict import best, rows_of
-
-__all__ = ["render", "report_page", "write_report"]
-
-EFFECT_STAGES = {
-    "measured": "as measured",
-    "with_site": "with site in the regression",
-    "harmonized": "harmonized",
-}
 
 
 def write_report(path: Path, account: Account) -> Path:
@@ -36,27 +28,19 @@ def write_report(path: Path, account: Account) -> Path:
 
 def report_page(account: Account) -> str:
     """Return the report as one HTML text that needs no other file."""
-    names = account.names
-    words = [one["name"] for one in names["covariates"]]
-    participants = plural(names["participants"], "participant")
-    repeated = names["rows"] != names["participants"]
     effects: Columns = account.effects["table"] if account.effects else {}
     last = [name for name in effects if name.endswith("_t")][-1:]  # the largest effects come first
-    settings = {**account.made.get("versions", {}), **account.made.get("settings", {})}
     return render(
         "report.html",
         account=account,
         plots=report_plots(account),
-        diagram=causal_diagram(names["site"], words, names["target"], account.kind),
-        who=f"{participants} in {plural(names['rows'], 'row')}" if repeated else participants,
-        covariates=", ".join(words),
-        made={"versions": {}, "command": None, "inputs": None, "source": None, **account.made},
-        facts={name: value for name, value in settings.items() if value not in (None, [], "")},
-        effect_columns={k: words for k, words in EFFECT_STAGES.items() if f"{k}_t" in effects},
+        covariates=", ".join(one["name"] for one in account.names["covariates"]),
+        made={"versions": {}, "settings": {}, "command": None, "inputs": None, "source": None} | account.made,
         effect_rows=sorted(rows_of(effects), key=lambda row: -abs(row[last[0]])) if last else [],
         stages=STAGES,
         best=best,
         rows_of=rows_of,
+        plural=plural,
     )
 
 
@@ -119,8 +103,5 @@ def _csv(table: Columns) -> str:
 
 def _inert(value: Any) -> Any:
     """Return a text that a spreadsheet would take for a formula with an apostrophe before it."""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value

@@ -1,4 +1,4 @@
-"""The page for quality control of preprocessed heads: a mosaic of each, the odd ones first."""
+"""The page for quality control of preprocessed heads: a mosaic of each, outlying ones first."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ import pandas as pd
 from equipool.files import write_whole
 from equipool.report.page import render
 
-__all__ = ["MEASURES", "Measure", "quality_page", "quality_table", "write_quality"]
-
 ODD = 4.0  # robust standard deviations
 MIN_HEADS = 5  # below which a spread says nothing
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is odd when it is far from the other heads', or beyond a limit whatever the others are.
+    """A number that is outlying when it is far from the other heads', or beyond a fixed limit.
 
-    ``step`` is the least spread that counts, so that heads that are nearly the same do not flag each other.
+    ``step`` is the smallest spread that counts, so that nearly identical heads do not flag each other.
     """
 
     title: str
@@ -52,10 +50,10 @@ MEASURES = {
 
 
 def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """Return one row for each head: its numbers, how odd it is, and why; the oddest first.
+    """Return one row for each head: its numbers, how outlying it is, and why; the most outlying first.
 
-    A number is odd when it is more than four robust standard deviations (1.4826 times the median absolute
-    deviation) from the median of all heads, or beyond a limit that no good head crosses.
+    A number is outlying when it is more than four robust standard deviations (1.4826 times the median
+    absolute deviation) from the median of all heads, or beyond a limit that no good head crosses.
 
     Examples
     --------
@@ -64,17 +62,16 @@ def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     >>> quality_table(heads)["flags"].iloc[0]
     'Dice 0.700 (low)'
     """
-    table = pd.DataFrame.from_dict(
-        {k: dict(v) for k, v in quality.items()}, orient="index", columns=[*MEASURES]
-    )
+    rows = {name: dict(numbers) for name, numbers in quality.items()}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*MEASURES])
     reasons: list[list[str]] = [[] for _ in range(len(table))]
     score = np.zeros(len(table))
     for name, measure in MEASURES.items():
         values = table[name].to_numpy(dtype=float)
         z = _robust_z(values, measure.step)
-        far = np.abs(z) > ODD if measure.both else z < -ODD
-        odd = far | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
-        score = np.fmax(score, np.abs(z) if measure.both else -z)
+        distance = np.abs(z) if measure.both else -z
+        odd = (distance > ODD) | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
+        score = np.fmax(score, distance)
         for row in np.flatnonzero(odd):
             side = "low" if z[row] < 0 or values[row] < measure.low else "high"
             reasons[row].append(f"{measure.title} {measure.text(values[row])} ({side})")

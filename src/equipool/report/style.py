@@ -1,7 +1,7 @@
 """The one style of all figures: colours, fonts, axes, and how a figure is saved or put into a page.
 
 Figures are drawn by matplotlib in the colours of ``LIGHT``: those of Okabe and Ito, a little darker, which
-colour-blind readers can tell apart. In a page they are SVG whose colours are CSS variables, so that one
+are distinguishable with colour blindness. In a page they are SVG whose colours are CSS variables, so that one
 drawing serves light and dark.
 """
 
@@ -20,8 +20,6 @@ from matplotlib.figure import Figure
 
 from equipool.exceptions import InputError
 from equipool.files import write_whole
-
-__all__ = ["COLOURS", "LIGHT", "MARKERS", "SHADES", "check_figure_path", "page_svg", "save_figure", "styled"]
 
 NAMES = "ink paper soft line card link good fair bad c0 c1 c2 c3 c4 c5 c6 q0 q1 q2 q3 q4 q5 q6 q7".split()
 LIGHT = dict(zip(NAMES, (
@@ -111,17 +109,11 @@ def page_svg(figure: Figure, key: str) -> str:
     Colours become CSS variables, and styles attributes: a page's security policy forbids inline styles. Text
     stays text. What was drawn with ``gid="site:3:NAME"`` has ``data-k="3"`` and the name as a tooltip.
     """
-    root = ElementTree.fromstring(_content(figure, "svg", transparent=True))
-    links = [
-        value
-        for element in root.iter()
-        for name, value in element.items()
-        if name.endswith(("href", "-path"))
-    ]
-    used = {match for link in links for match in re.findall(r"^(?:url\()?#([\w-]+)", link)}
-    svg = ElementTree.Element(
-        "svg", {"viewBox": root.get("viewBox", ""), "class": "plot", "aria-hidden": "true"}
-    )
+    content = _content(figure, "svg", transparent=True).decode()
+    used = set(re.findall(r'(?:href="#|url\(#)([\w-]+)', content))
+    root = ElementTree.fromstring(content)
+    shape = {"viewBox": root.get("viewBox", ""), "class": "plot", "aria-hidden": "true"}
+    svg = ElementTree.Element("svg", shape)
     svg.extend([clean for child in root for clean in _cleaned(child, key, used)])
     return ElementTree.tostring(svg, encoding="unicode")
 
@@ -143,12 +135,6 @@ def _cleaned(element: ElementTree.Element, key: str, used: set[str]) -> list[Ele
     new = ElementTree.Element(tag, attributes)
     new.text = (element.text or "").strip()
     new.extend(children)
-    marks = new.findall("use")
-    for name, value in [*marks[0].items()] if marks else []:  # what all marks have in common is said once
-        if name not in (*attributes, "x", "y", "href") and all(mark.get(name) == value for mark in marks):
-            new.set(name, value)
-            for mark in marks:
-                del mark.attrib[name]
     return [new]
 
 

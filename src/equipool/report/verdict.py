@@ -7,9 +7,7 @@ from typing import Any
 
 from equipool.judge.scores import Columns
 
-__all__ = ["best", "rows_of", "verdict"]
-
-TELLS = 0.9  # balanced accuracy from the covariates alone, beyond which predicting the site shows nothing
+CONFOUNDED = 0.9  # balanced accuracy from covariates alone above which a site effect cannot be assessed
 CLOSE = 0.03  # of a balanced accuracy, R² or AUC: a smaller difference is not worth a sentence
 LEVELS = ("bad", "fair", "good")
 
@@ -20,60 +18,45 @@ def rows_of(table: Columns) -> Iterator[dict[str, Any]]:
         yield dict(zip(table, row, strict=True))
 
 
-def best(readings: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None:
+def best(site_scores: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None:
     """Return the classifier with the highest mean at one stage."""
-    rows = [row for row in rows_of(readings) if row["stage"] == stage and row["fitted_on"] == fitted_on]
+    rows = [row for row in rows_of(site_scores) if row["stage"] == stage and row["fitted_on"] == fitted_on]
     return max(rows, key=lambda row: row["mean"]) if rows else None
 
 
 def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[str, str]]:
-    """Return what predictions in held-out participants mean; it may be bad news.
-
-    Parameters
-    ----------
-    judged
-        ``site_scores``, ``signals`` and ``folds`` as in :class:`~equipool.report.account.Account`.
-    covariates
-        Their names, as they are to be said.
-    """
+    """Return what ``Account.held_out`` means, in sentences that name the covariates; it may be bad news."""
     if judged is None:
-        text = (
-            "Whether harmonization worked cannot be judged: the sites are too small to hold participants out."
-        )
+        text = "Harmonization cannot be judged: the sites are too small to hold participants out."
         return [{"level": "fair", "text": text}]
     return [_site_verdict(judged, covariates), *_signal_verdicts(judged)]
-
-
-# -- the site ----------------------------------------------------------------------------------------------
 
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
     """Judge by classifiers fitted on training and on held-out participants, and say the worse."""
     both = [_site(judged, who) for who in dict.fromkeys(judged["site_scores"]["fitted_on"])]
     sites = [site for site in both if site is not None]
-    sites = [site for site in sites if site["floor"] < TELLS] or sites
+    sites = [site for site in sites if site["floor"] < CONFOUNDED] or sites
     site = min(sites, key=lambda one: (LEVELS.index(one["level"]), -one["after"]))
     level, before, after, floor = site["level"], site["before"], site["after"], site["floor"]
     by_covariates = site["covariates"] is not None and site["covariates"] >= site["chance"]
     others = f"from {covariates} alone" if by_covariates else "by chance"
-    if after > max(before, floor) + site["noise"]:
+    if site["worse"]:
         text = "Bad news: the site is easier to predict than before"
-    elif floor >= TELLS and by_covariates:
+    elif floor >= CONFOUNDED and by_covariates:
         level = "fair"
-        text = f"Whether the site effect is removed cannot be told: the site can be predicted {others}"
+        text = f"Removal of the site effect cannot be assessed: the site can be predicted {others}"
     elif not site["shown"]:
         text = f"There was little to remove: the site could hardly be predicted better than {others}"
     elif level == "good":
         text = f"The site can no longer be predicted better than {others}"
-    elif after <= floor + site["noise"] and before - after < 0.5 * (before - floor):
-        text = "Whether the site effect is removed cannot be told from so few participants"
-    elif after <= floor + site["noise"]:
+    elif site["unclear"] and before - after < 0.5 * (before - floor):
+        text = "There are too few participants to say whether the site effect is removed"
+    elif site["unclear"]:
         text = "The site effect may be removed: the rest is within the sampling error of so few participants"
     elif level == "fair":
         gone = (before - after) / (before - floor)
-        text = (
-            f"The site effect is reduced but not removed: {gone:.0%} of the excess over {floor:.2f} is gone"
-        )
+        text = f"The site effect is reduced, not removed: {gone:.0%} of the excess over {floor:.2f} is gone"
     else:
         text = "Bad news: the site can be predicted nearly as well as before"
     given = "" if site["covariates"] is None else f"; given {covariates} alone: {site['covariates']:.2f}"
@@ -93,20 +76,18 @@ def _site(judged: dict[str, Any], who: str) -> dict[str, Any] | None:
         return None
     noise = {stage: _noise(row["sd"], judged["folds"]) for stage, row in rows.items() if row}
     floor = max(chance, covariates or 0.0)
+    unclear, worse = after <= floor + noise["after"], after > max(before, floor) + noise["after"]
     shown, little = before > floor + noise["before"], before - after < 0.25 * (before - floor)
     level = "good" if after <= floor + CLOSE else "fair"
-    if (after > floor + noise["after"] and shown and little) or after > max(before, floor) + noise["after"]:
+    if worse or (shown and little and not unclear):
         level = "bad"
     site = {"level": level, "before": before, "after": after, "covariates": covariates, "chance": chance}
-    return {**site, "floor": floor, "noise": noise["after"], "shown": shown}
+    return site | {"floor": floor, "shown": shown, "unclear": unclear, "worse": worse}
 
 
 def _noise(sd: float | None, folds: int) -> float:
     """Return by how much a mean over folds must differ to count: two standard errors, at least 0.03."""
     return max(CLOSE, 2 * (sd or 0.0) / folds**0.5)
-
-
-# -- covariates and target ---------------------------------------------------------------------------------
 
 
 def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
@@ -124,7 +105,10 @@ def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
     if change > noise and row["after"] > hardly:
         return "good", f"{what} is predicted better than before"
     if row["before"] <= hardly:
-        return "fair", f"{what} could hardly be predicted before, so a loss of its signal could not be seen"
+        return (
+            "fair",
+            f"{what} could hardly be predicted before, so a loss of its signal could not be detected",
+        )
     if change < -noise:
         return "bad", f"Bad news: part of the signal of {what} was lost"
     if change < -CLOSE:

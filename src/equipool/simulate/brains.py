@@ -65,22 +65,16 @@ GE = Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1
 PHILIPS = Scanner("Philips", (60.0, 100.0, 15.0), gamma=1.12, blur=1.8, noise=0.020, gain=1.6, bias=0.06)
 SIEMENS = Scanner("Siemens", (66.0, 100.0, 22.0), gamma=0.93, blur=1.3, noise=0.025, gain=0.7, bias=0.10)
 
-# Sample counts as in the paper. ADCP's three sites all have scanners of one maker.
+# ADCP's three sites all have scanners of one manufacturer.
+ADCP = (
+    Scanner("site1", (63.0, 100.0, 19.0), noise=0.020, blur=1.0, bias=0.06),
+    Scanner("site2", (61.0, 100.0, 17.0), gamma=1.05, noise=0.025, blur=1.3, gain=1.2, bias=0.05),
+    Scanner("site3", (65.0, 100.0, 21.0), gamma=0.96, noise=0.030, blur=1.1, gain=0.9, bias=0.08),
+)
+# Sample counts as in the paper.
 COHORTS = {
     "adni": Cohort((GE, PHILIPS, SIEMENS), (44, 32, 83), (78, 50, 162)),
-    "adcp": Cohort(
-        (
-            Scanner("site1", (63.0, 100.0, 19.0), noise=0.020, blur=1.0, bias=0.06),
-            Scanner("site2", (61.0, 100.0, 17.0), gamma=1.05, noise=0.025, blur=1.3, gain=1.2, bias=0.05),
-            Scanner("site3", (65.0, 100.0, 21.0), gamma=0.96, noise=0.030, blur=1.1, gain=0.9, bias=0.08),
-        ),
-        (10, 10, 5),
-        (39, 33, 19),
-        ages=(55.0, 90.0),
-        mean_age=70.0,
-        age_sd=8.0,
-        overlap=0.8,
-    ),
+    "adcp": Cohort(ADCP, (10, 10, 5), (39, 33, 19), (55.0, 90.0), mean_age=70.0, age_sd=8.0, overlap=0.8),
 }
 
 
@@ -277,21 +271,15 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
                 "participants."
             )
     healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
-    return Cohort(tuple(_invented_scanner(k) for k in range(len(people))), tuple(ill), healthy)
+    return Cohort(tuple(map(_invented_scanner, range(len(people)))), tuple(ill), healthy)
 
 
 def _invented_scanner(number: int) -> Scanner:
     """Return a scanner within the range of the three manufacturers; the same number gives the same one."""
-    grey, fluid, gamma, blur, noise, gain, bias = np.random.default_rng((4, number)).random(7)
-    return Scanner(
-        f"site{number + 1}",
-        (60 + 6 * grey, 100.0, 15 + 7 * fluid),
-        gamma=0.93 + 0.19 * gamma,
-        blur=1.0 + 0.8 * blur,
-        noise=0.02 + 0.01 * noise,
-        gain=0.7 + 0.9 * gain,
-        bias=0.06 + 0.04 * bias,
-    )
+    least = np.array([60.0, 15.0, 0.93, 1.0, 0.02, 0.7, 0.06])  # grey matter, fluid, gamma, …, bias
+    reach = np.array([6.0, 7.0, 0.19, 0.8, 0.01, 0.9, 0.04])
+    grey, fluid, *others = least + reach * np.random.default_rng((4, number)).random(7)
+    return Scanner(f"site{number + 1}", (grey, 100.0, fluid), *others)
 
 
 def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
