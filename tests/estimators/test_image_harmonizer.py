@@ -71,8 +71,8 @@ def test_a_new_scanner_is_estimated_from_its_volumes(pool, harmonizer):
     )
     np.testing.assert_array_equal(pooled.read()[new], volumes.read()[new])
     np.testing.assert_array_equal(adapted.read()[~new], pooled.read()[~new])
-    assert error(adapted, truth, new) < 0.4 * error(pooled, truth, new)
-    assert error(adapted, truth, new) < 1.5 * error(adapted, truth, ~new)
+    assert error(adapted, truth, new) < 0.6 * error(pooled, truth, new)
+    assert error(adapted, truth, new) < 1.3 * error(adapted, truth, ~new)
 
 
 def test_few_volumes_of_a_new_scanner_are_warned_of(pool, harmonizer):
@@ -121,5 +121,5 @@ def test_a_saved_harmonizer_gives_the_same_numbers(pool, gamma, tmp_path, monkey
 
 def test_settings_that_mean_nothing_are_refused(pool):
     volumes, _, table = pool
-    with pytest.raises(InputError, match="unseen_site must be one of error, pooled, adapt. Got 'skip'"):
+    with pytest.raises(InputError, match=r"unseen_site must be one of error, pooled, adapt\. Got 'skip'"):
         ep.ImageHarmonizer(unseen_site="skip").fit(volumes, **about(table))

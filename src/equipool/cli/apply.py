@@ -47,8 +47,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--unseen-site",
         choices=("error", "pooled", "adapt"),
         default="error",
-        help="tables, a site that the model has not seen: refuse, leave its rows as they are, or estimate it "
-        "from them (default: error)",
+        help="a site that the model has not seen: refuse, leave its rows as they are, or estimate it from "
+        "them (default: error)",
     )
     options.add_images(command)
     options.add_common(command, "dry-run", "json")
@@ -175,8 +175,10 @@ def _apply_to_images(
     site: Any = frame[arguments.site] if arguments.site else None
     covariates = _covariates(frame, model) if harmonizes else None
     if harmonizes:
-        model.set_params(unseen_site=arguments.unseen_site)
+        # One image of a new site says nothing of it, so nothing is estimated here.
+        model.set_params(unseen_site="error" if arguments.unseen_site == "error" else "pooled")
         _try(model, volumes, site, covariates)
+        model.set_params(unseen_site=arguments.unseen_site)
     if arguments.dry_run:
         size = 4 * len(volumes) * model.mask_.size / 2**20 if harmonizes else 0
         return _say_dry(

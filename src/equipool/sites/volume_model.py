@@ -32,7 +32,7 @@ from equipool.sites.scans import (
     normalised,
     rows_of_some,
 )
-from equipool.sites.shift_scale import SharedTrend, ShiftScale
+from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
 __all__ = ["SiteDiscriminant", "VolumeModel", "fit_volume_model"]
 
@@ -43,6 +43,7 @@ Mask = NDArray[np.bool_]
 DARK = 0.05  # of the brain's bright end: harmonized scans approach 0 below it, and stay positive
 SMALL = 5  # participants of a site; of fewer, its mean brain is mostly who they are
 TURNS = 10  # of fitting trend and shifts, each given the other
+NO_SCALE = 1e12  # equivalent participants of the pooled scale, so that a new site gets no scale either
 SAMPLE = 2000  # voxels drawn at random, on which the trend's curvature is chosen
 
 
@@ -352,11 +353,14 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
         fit = VolumeRegression(scans, fit.fit_intensity(survey))
         survey = fit.survey()
     shift, level, slopes = fit.apart(survey)
+    between, count = (shift**2).mean(axis=0), design.n_sites
     affine = replace(
         ShiftScale.identity(*nothing),
         shift=shift,
         error=np.sqrt(np.outer(fit.shift_variance, survey.variance)),
-        between=(shift**2).mean(axis=0),
+        # Few sites say little about one voxel; all voxels together say more.
+        between=(count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES),
+        scale_weight=np.full(volumes.shape[1], NO_SCALE),
         variance=survey.variance,
     )
     return VolumeModel(
