@@ -44,7 +44,7 @@ def test_slow_fields_against_a_loop():
     assert len(found) == k == 20
 
 
-def test_intensity_terms_are_sums_over_people():
+def test_intensity_terms_are_sums_over_participants():
     rng = np.random.default_rng(0)
     rows, smooth = rng.normal(size=(2, 5, 3))
     found = intensity_terms(rows, smooth)
@@ -56,7 +56,7 @@ def test_intensity_terms_are_sums_over_people():
 
 
 def naive_patterns(rows):
-    """Half as many patterns as people, and variances of each tenth of people along the others' patterns."""
+    """Half as many patterns as participants; variances of each tenth along the others' patterns."""
     n, voxels = rows.shape
     most = n // 2
     variances, off = np.zeros(most), 0.0
@@ -71,7 +71,7 @@ def naive_patterns(rows):
 
 
 def naive_part(shift, count, scanner, rows):
-    """Generalised least squares with the covariance written out, and a loop over people's patterns."""
+    """Generalised least squares with the covariance written out, and a loop over participants' patterns."""
     voxels = rows.shape[1]
     patterns, variances, rest = naive_patterns(rows)
     most = len(patterns)
@@ -79,7 +79,7 @@ def naive_part(shift, count, scanner, rows):
     inverse = np.linalg.inv(covariance)
     cross = np.linalg.inv(scanner @ inverse @ scanner.T)
     unexplained = shift - (cross @ scanner @ inverse @ shift.T).T @ scanner
-    # What chance leaves unexplained has the covariance of people less that of the fit.
+    # What chance leaves unexplained has the covariance of participants less that of the fit.
     by_chance = np.diag(patterns @ (covariance - scanner.T @ cross @ scanner) @ patterns.T)
     typical = (count.sum() - (count**2).sum() / count.sum()) / (len(count) - 1)
     result, start, width = shift.copy(), 0, 10.0
@@ -89,10 +89,10 @@ def naive_part(shift, count, scanner, rows):
         ratio = np.mean(
             [sum(m * a**2 for m, a in zip(count, along[k], strict=True)) / by_chance[k] for k in window]
         ) / (len(count) - 1)
-        scanners_own = max(ratio - 1, 0) / typical  # a variance, in units of that between people
+        between = max(ratio - 1, 0) / typical  # a variance, in units of that between people
         for k in window:
             for s, m in enumerate(count):
-                result[s] -= along[k][s] / m / (1 / m + scanners_own) * patterns[k]
+                result[s] -= along[k][s] / m / (1 / m + between) * patterns[k]
         start, width = window[-1] + 1, 1.5 * width
     return result
 
@@ -119,12 +119,12 @@ def test_the_scanners_part_against_its_definition(seed, size):
 # -- what it is for --------------------------------------------------------------------------------------
 
 
-def brains(rng, people):
-    """People who differ along twelve patterns, around a brain with dark and bright parts, and some noise."""
+def brains(rng, n):
+    """Participants who differ along twelve patterns, around a brain with dark and bright parts, and noise."""
     everyone = np.random.default_rng(5)
     brain = np.clip(1.0 + 0.3 * smooth_field(everyone), 0.4, 1.6)
     patterns = np.stack([smooth_field(everyone) for _ in range(12)])
-    own = 0.05 * rng.normal(size=(people, 12)) @ patterns
+    own = 0.05 * rng.normal(size=(n, 12)) @ patterns
     return np.maximum(brain + own + 0.02 * rng.normal(size=own.shape), 0.05)
 
 
@@ -142,7 +142,7 @@ def parts(rows, site):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_scanners_curve_and_field_stay_and_the_chance_of_people_goes(seed):
+def test_a_scanners_curve_and_field_stay_and_sampling_error_goes(seed):
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     rows = brains(rng, 120)
@@ -157,7 +157,7 @@ def test_a_scanners_curve_and_field_stay_and_the_chance_of_people_goes(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_scanners_are_alike_people_stay_what_they_are(seed):
+def test_where_scanners_are_alike_participants_stay_what_they_are(seed):
     site = np.repeat([0, 1], 60)
     found, means = parts(brains(np.random.default_rng(seed), 120), site)
     assert np.square(found).sum() < 0.6 * np.square(means).sum()
@@ -168,16 +168,16 @@ def test_a_large_difference_is_the_scanners_whatever_its_pattern(seed):
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     rows = brains(rng, 120)
-    # Along a pattern of people, and several times what they differ by: no chance makes that.
+    # Along a pattern of participants, and several times what they differ by: no chance makes that.
     pattern = 6 * (rows - rows.mean(axis=0))[0]
     found, _ = parts(rows + site[:, None] * pattern, site)
     assert np.square(found[1] - found[0] - pattern).sum() < 0.02 * np.square(pattern).sum()
 
 
-@pytest.mark.parametrize("people", [60, 240])
-def test_variances_are_those_of_people_who_did_not_make_the_patterns(people):
-    rng = np.random.default_rng(people)
-    rows, others = (brains(rng, n).astype(np.float32) for n in (people, 2000))
+@pytest.mark.parametrize("n", [60, 240])
+def test_variances_are_those_of_held_out_participants(n):
+    rng = np.random.default_rng(n)
+    rows, others = (brains(rng, size).astype(np.float32) for size in (n, 2000))
     centre = others.mean(axis=0)
     found = PeoplePatterns.of(rows - centre)
     along = ((others - centre) @ found.patterns.T).var(axis=0)
@@ -187,8 +187,8 @@ def test_variances_are_those_of_people_who_did_not_make_the_patterns(people):
     assert found.rest == pytest.approx(off, rel=0.1)
 
 
-def test_a_small_sites_mean_is_taken_for_its_people_more_than_a_large_ones():
-    """Scanners move people along their own patterns, where a mean of five people is chance above all."""
+def test_the_mean_of_a_small_site_is_shrunk_more_than_that_of_a_large_one():
+    """Scanners shift participants along their patterns, where a mean of five is mostly sampling error."""
     rng, errors = np.random.default_rng(0), np.zeros(2)
     site = np.repeat([0, 1, 2], [80, 80, 5])
     count = np.bincount(site) / len(site)
