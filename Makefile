@@ -16,7 +16,7 @@ help:
 	@echo "make test   install and run lint, types, import layers, doctests and quick tests"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make docs   build the documentation with its examples into docs/_build/html"
-	@echo "make fuzz   thousands of damaged tables, images and models (slow)"
+	@echo "make fuzz   thousands of damaged tables, images and models (slow); SEED=7 damages them in other places"
 	@echo "make venv   install only"
 	@echo "make browser try to install Chromium, in which the report is tested"
 	@echo "make clean  remove .venv, caches and the demo's output"
@@ -61,8 +61,9 @@ browser:
 tests: venv browser
 	$(BIN)/python -m pytest
 
+SEED ?= 0
 fuzz: venv
-	$(BIN)/python -m pytest -m fuzz tests/fuzz
+	EQUIPOOL_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz
 
 clean:
 	rm -rf $(VENV) equipool-demo docs/_build docs/auto_examples .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

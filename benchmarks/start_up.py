@@ -38,7 +38,7 @@ def main() -> None:
     bare = taken["python -c pass"]
     for name, value in taken.items():
         print(f"{name:24} {1000 * value:6.0f} ms  {value / bare:4.1f} times a bare Python")
-    code = "import sys, equipool.cli.app\ntry: equipool.cli.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys, equipool.cli.app\ntry: equipool.cli.app.main(['--help'])\nexcept SystemExit: pass\n"
     code += f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     print(f"heavy modules imported for --help: {found.stderr.strip()}")

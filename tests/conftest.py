@@ -29,6 +29,17 @@ def fcon1000():
     return path
 
 
+@pytest.fixture(scope="module")
+def quick_models():
+    """Small forests, little training of couplings and no t-SNE, for tests that are not about these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipool.checks.overlap.TREES", 3)
+        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
+        patch.setattr("equipool.sites.coupling.STEPS", 10)
+        patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
+        yield
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """A cache of its own, filled through the real loader where packages can be reached."""

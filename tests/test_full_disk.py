@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
 import sys
 
 import pytest
 
 import equipool as ep
-
-# No file may grow beyond this in the child: the system refuses the write, as a full disk does.
-CHILD = """
-import resource, signal, sys
 from equipool.cli.app import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-sys.exit(main(sys.argv[1:]))
-"""
+
+pytestmark = pytest.mark.usefixtures("quick_models")
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file may grow beyond a size: the system refuses the write, as a full disk does."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +47,22 @@ def table(tmp_path_factory):
     ],
     ids=lambda call: call[0],
 )
-def test_a_full_disk(table, tmp_path, call):
+def test_a_full_disk(table, tmp_path, call, monkeypatch, capsys):
     (tmp_path / "kept.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
     words = [word.replace("TABLE", str(table)).replace("OUT", str(tmp_path)) for word in call]
-    ended = subprocess.run(
-        [sys.executable, "-c", CHILD, *words], capture_output=True, text=True, cwd=tmp_path
-    )
-    said = ended.stderr.strip().splitlines()[-1]
-    assert ended.returncode == 2
-    assert "could not be written: File too large. Make room" in said
-    assert "Traceback" not in ended.stderr
+    with full_disk():
+        code = main(words)
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "could not be written: File too large. Make room" in said.strip().splitlines()[-1]
+    assert "Traceback" not in said
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert files <= {"kept.txt", ".equipool-demo"}
     assert (tmp_path / "kept.txt").read_text() == "mine"
 
 
 def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, monkeypatch, capsys):
-    from equipool.cli.app import main
-    from equipool.data import tables
     from equipool.exceptions import EquipoolError
 
     out = tmp_path / "result"
@@ -69,7 +77,7 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
 
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "write_table", no_room)
+        patch.setattr("equipool.cli.derivative.write_table", no_room)
         assert main(call) == 2
     assert str(out / "harmonized.csv") in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -78,8 +86,6 @@ def test_a_run_that_fails_leaves_an_earlier_result_as_it_was(table, tmp_path, mo
 
 
 def test_a_result_of_other_data_is_not_overwritten(table, tmp_path, capsys):
-    from equipool.cli.app import main
-
     table_copy = tmp_path / "own.csv"
     table_copy.write_text(table.read_text())
     call = ["harmonize", str(table_copy), "--no-report", "--out", str(tmp_path / "result")]

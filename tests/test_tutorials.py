@@ -45,6 +45,7 @@ def assert_printed(shown, printed):
 def test_tutorial(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EQUIPOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])  # t-SNE is slow
     printed = ""
     for language, block in blocks(page):
         if language == "text":  # what the block before it printed

@@ -32,7 +32,7 @@ def test_the_site_goes_and_the_age_stays(tmp_path):
 
 
 def test_a_killed_comparison_goes_on(tmp_path, monkeypatch, capsys):
-    pools = {"../sim": ep.simulate_table(overlap=1.0, people=40).pool}
+    pools = {"../sim": ep.simulate_table(overlap=1.0, people=20, features=4).pool}
     score, calls = harmonizers.score_fold, []
 
     def killed(pool, *task):

@@ -1,4 +1,7 @@
+import contextlib
 import itertools
+import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -12,9 +15,9 @@ from equipool.exceptions import InputError
 from equipool.simulate import simulate_table
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Small data and few steps; counts the runs."""
+@contextlib.contextmanager
+def quick_runs():
+    """Small data and few steps; yields the list of runs."""
     calls = []
     make, run = benchmark.make_method, benchmark.run_one
 
@@ -27,14 +30,40 @@ def quick(monkeypatch):
         calls.append(key[:3])
         return run(*key)
 
-    monkeypatch.setattr(benchmark, "make_method", lambda *key: make(*key).set_params(steps=5))
-    monkeypatch.setattr(benchmark, "run_one", counted)
-    monkeypatch.setattr(datasets, "load_dataset", small)
-    return calls
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "make_method", lambda *key: make(*key).set_params(steps=5))
+        patch.setattr(benchmark, "run_one", counted)
+        patch.setattr(datasets, "load_dataset", small)
+        yield calls
 
 
-def test_the_table_has_every_method_and_seed(quick, tmp_path):
-    runs = benchmark.run_benchmark(["sim"], tmp_path, seeds=1, jobs=1)
+@pytest.fixture
+def quick():
+    with quick_runs() as calls:
+        yield calls
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A benchmark of every method, and its folder; not to be written to."""
+    out = tmp_path_factory.mktemp("finished")
+    with quick_runs():
+        return benchmark.run_benchmark(["sim"], out, seeds=1, jobs=1), out
+
+
+@pytest.fixture
+def repeated(finished, quick, tmp_path, monkeypatch):
+    """A folder with a run of one method; the list of runs after it, which give the same numbers."""
+    [path] = finished[1].glob("runs/*-naive-*.json")
+    (tmp_path / "runs").mkdir()
+    shutil.copy(path, tmp_path / "runs")
+    result = json.loads(path.read_text()), path.with_suffix(".npz").read_bytes()
+    monkeypatch.setattr(benchmark, "run_one", lambda *key: quick.append(key[:3]) or result)
+    return tmp_path, quick
+
+
+def test_the_table_has_every_method_and_seed(finished):
+    runs, out = finished
     assert runs["method"].tolist() == list(benchmark.METHODS)
     promised = [
         "dataset",
@@ -48,42 +77,43 @@ def test_the_table_has_every_method_and_seed(quick, tmp_path):
         "acc",
         "seconds",
     ]
-    assert list(pd.read_csv(tmp_path / "runs.csv").columns)[:10] == promised
+    assert list(pd.read_csv(out / "runs.csv").columns)[:10] == promised
     numbers = runs.drop(columns="equivariance_error").select_dtypes("number")
     assert np.isfinite(numbers.to_numpy()).all()
     assert runs.set_index("method")["equivariance_error"]["ours"] < 1e-12
     for kind in ("md", "tex", "csv"):
-        text = (tmp_path / f"table.{kind}").read_text()
+        text = (out / f"table.{kind}").read_text()
         assert "ours" in text
-    assert (tmp_path / "table.md").read_text().count("**") >= 2 * len(benchmark.COLUMNS)
-    assert r"\textbf{" in (tmp_path / "table.tex").read_text()
+    assert (out / "table.md").read_text().count("**") >= 2 * len(benchmark.COLUMNS)
+    assert r"\textbf{" in (out / "table.tex").read_text()
 
 
-def test_a_stopped_benchmark_goes_on_and_gives_the_same_numbers(quick, tmp_path):
-    whole = benchmark.run_benchmark(["sim"], tmp_path / "a", methods=["naive", "ours"], seeds=2, jobs=1)
-    benchmark.run_benchmark(["sim"], tmp_path / "b", methods=["naive"], seeds=2, jobs=1)
-    quick.clear()
-    resumed = benchmark.run_benchmark(["sim"], tmp_path / "b", methods=["naive", "ours"], seeds=2, jobs=1)
-    assert quick == [("sim", "ours", 0), ("sim", "ours", 1)]
+def test_a_stopped_benchmark_goes_on_and_gives_the_same_numbers(finished, quick, tmp_path):
+    whole, out = finished
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("runs/*-ours-*"):
+        path.unlink()
+    resumed = benchmark.run_benchmark(["sim"], tmp_path, seeds=1, jobs=1)
+    assert quick == [("sim", "ours", 0)]
     pd.testing.assert_frame_equal(whole.drop(columns="seconds"), resumed.drop(columns="seconds"))
 
 
-def test_runs_with_other_settings_are_not_taken_for_these(quick, tmp_path, monkeypatch):
-    benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
+def test_runs_with_other_settings_are_not_taken_for_these(repeated):
+    out, calls = repeated
     others = {"sim": {"naive": {"hidden": 8}}}
     for settings, expected in ((None, 0), (others, 1), (others, 0)):
-        quick.clear()
-        benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1, settings=settings)
-        assert len(quick) == expected
+        calls.clear()
+        benchmark.run_benchmark(["sim"], out, methods=["naive"], seeds=1, jobs=1, settings=settings)
+        assert len(calls) == expected
 
 
 @pytest.mark.parametrize("version", ["METHODS_VERSION", "SCORES_VERSION", "BRAINS_VERSION"])
-def test_runs_of_other_versions_are_not_taken_for_these(version, quick, tmp_path, monkeypatch):
-    benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
-    monkeypatch.setattr(runs, version, getattr(runs, version) + 1)
-    quick.clear()
-    benchmark.run_benchmark(["sim"], tmp_path, methods=["naive"], seeds=1, jobs=1)
-    assert len(quick) == 1
+def test_runs_of_other_versions_are_not_taken_for_these(version, repeated, monkeypatch):
+    out, calls = repeated
+    for expected in (0, 1):
+        benchmark.run_benchmark(["sim"], out, methods=["naive"], seeds=1, jobs=1)
+        assert len(calls) == expected
+        monkeypatch.setattr(runs, version, getattr(runs, version) + 1)
 
 
 def test_one_and_two_workers_give_the_same_bits(cache, tmp_path):
@@ -126,11 +156,13 @@ def test_a_file_that_holds_no_settings_is_answered(tmp_path, text):
         methods.read_settings(tmp_path / "other.json")
 
 
-def test_the_command_draws_tau_and_prints_the_table(quick, tmp_path, monkeypatch, capsys):
+def test_the_command_draws_tau_and_prints_the_table(finished, quick, tmp_path, monkeypatch, capsys):
+    shutil.copytree(finished[1] / "runs", tmp_path / "runs")
     monkeypatch.setattr(datasets, "require_dataset", lambda name: None)
     arguments = ["benchmark", "sim", "--methods", "naive", "ours", "--seeds", "1", "--jobs", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
+    assert quick == []
     assert "| ours |" in out
     assert "sim-tau.png" in out
     assert (tmp_path / "sim-tau.png").stat().st_size > 10_000

@@ -146,12 +146,12 @@ SIMULATE = "simulate sim --like custom --people 4 4 --resolution 8"
 
 CALLS = [
     Case("no command", "", "COMMAND"),
-    Case("a command that is not there", "chek people.csv", "did you mean check?"),
-    Case("an option that is not there", f"{CHECK} --sight site", "did you mean --site?"),
+    Case("a command that is not there", "chek people.csv", "did you mean 'check'?"),
+    Case("an option that is not there", f"{CHECK} --sight site", "did you mean '--site'?"),
     Case("an option without its value", f"{CHECK} --site", "--site"),
     Case("a value that is none of the choices", f"{CHECK} --task both", "--task"),
     Case("no number where one is needed", "demo --seed two", "--seed"),
-    Case("no table", "check --covariate age people.csv", "TABLE is missing"),
+    Case("no table", "check --covariate age people.csv", "SOURCE is missing"),
     Case("no output folder", "harmonize people.csv", "--out is missing"),
 ]
 
@@ -469,7 +469,7 @@ IMAGES = [
     Case(
         "a mask elsewhere",
         f"{CHECK_IMAGES} --mask mask.nii",
-        "elsewhere",
+        "affine of the mask",
         mask(np.arange(210).reshape(5, 6, 7) > 9, SHIFTED),
     ),
     Case("t-maps of a table", f"{HARMONIZE} --statmap dx", "--statmap"),

@@ -34,7 +34,7 @@ def test_the_demo_overwrites_only_an_earlier_demo(tmp_path, capsys, monkeypatch)
     figures = dict.fromkeys(
         ["site_auc_raw", "site_auc_code", "accuracy", "majority", "clean_raw", "clean_harmonized"], 0.5
     )
-    monkeypatch.setattr("equipool.cli.demo._pooled", lambda truth, seed: (figures, truth.clean))
+    monkeypatch.setattr("equipool.cli.commands.demo._pooled", lambda truth, seed: (figures, truth.clean))
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out)]) == 0
     assert whole(out, capsys.readouterr().out)

@@ -12,6 +12,8 @@ import equipool as ep
 from equipool.cli.app import main
 from equipool.simulate import simulate_table
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 ROLES = ["--site", "site", "--covariate", "age", "--target", "dx"]
 QUICK = ["--steps", "3", "--no-report"]
 
@@ -304,7 +306,7 @@ def test_a_model_on_the_same_scans_gives_the_same_files(harmonized, brain_folder
     np.testing.assert_allclose(predictions["p_AD"] + predictions["p_CN"], 1)
 
 
-def test_new_scans_without_site_and_age_get_codes(harmonized, copy, tmp_path, capsys):
+def test_scans_without_site_and_age_get_the_same_codes(harmonized, copy, tmp_path, capsys):
     change_people(copy, lambda people: people[["participant_id"]])
     fitted, _ = harmonized
     out = tmp_path / "out"
@@ -324,7 +326,7 @@ def test_codes_are_trained_on_request_alone(brain_folder, tmp_path, capsys):
     assert not new.exists()
 
 
-def test_new_scans_that_the_model_cannot_take(harmonized, copy, tmp_path, capsys):
+def test_scans_that_the_model_cannot_take(harmonized, copy, tmp_path, capsys):
     fitted, _ = harmonized
     out = tmp_path / "out"
     call = ["apply", str(fitted), str(copy), "--out", str(out), "--site", "site"]
@@ -442,7 +444,7 @@ def test_visits_are_distinguished_from_participants(tmp_path, capsys):
 def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
     from argparse import Namespace
 
-    from equipool.cli.statmap_option import _simulated_truth
+    from equipool.cli.statmaps import _simulated_truth
 
     volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
     columns = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)

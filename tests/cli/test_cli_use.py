@@ -16,6 +16,8 @@ from equipool.cli.app import main
 from equipool.data import guess_roles
 from equipool.exceptions import InputError
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -294,7 +296,7 @@ def test_help_fits_a_terminal(capsys):
 @pytest.mark.parametrize(
     ("call", "where"),
     [
-        ("harmonize people.csv --out out", "equipool.data.tables.write_table"),
+        ("harmonize people.csv --out out", "equipool.cli.derivative.write_table"),
         ("harmonize bids --out out --codes --steps 2", "equipool.cli.derivative.write_codes"),
         (
             "simulate out --like custom --people 3 3 --resolution 8 --jobs 1",

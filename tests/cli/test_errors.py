@@ -17,6 +17,8 @@ from error_cases import CASES, make_world, short
 
 from equipool.cli.app import main
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 

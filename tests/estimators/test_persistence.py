@@ -165,6 +165,7 @@ SETTINGS = [
     ("n_latent", 4),
     ("n_latent", 10**30),
     ("hidden", None),
+    ("hidden", 0),
     ("encoder", "resnett"),
     ("encoder", "linear"),
     ("encoder", {}),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import together
+import torch
 
 import equipool as ep
 from equipool import distributed
@@ -41,7 +43,10 @@ def launched(out, size, names=LAUNCHER[:3], **more):
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("together")
     slurm = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-    for process in [*launched(out, 2, slurm), *launched(out, 1)]:
+    processes = launched(out, 2, slurm)
+    with torch.random.fork_rng():
+        together.main(out)  # alone, in this process
+    for process in processes:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     return {path.stem: np.load(path) for path in out.glob("*.npz")}, out

@@ -44,6 +44,7 @@ def account(pool, preflight):
 def quick(monkeypatch):
     """Leave out what takes long: t-SNE and many trees."""
     monkeypatch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
+    monkeypatch.setattr("equipool.sites.coupling.STEPS", 10)
     monkeypatch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import equipool as ep
 from equipool.cli.app import main
-from equipool.cli.report import _same
+from equipool.cli.commands.report import _same
 from equipool.data import PooledDataset, check
 from equipool.report.account import Account, account_of
 from equipool.report.page import report_page
@@ -22,10 +22,8 @@ NASTY = "</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick():
+def _quick(quick_models):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipool.report.figure_tables.embedding", lambda x, seed: x[:, :2])
-        patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
         patch.setattr("equipool.judge.heldout.MANY_PARTICIPANTS", 0)
         yield
 
@@ -175,7 +173,7 @@ def test_numbers_are_the_same_however_they_are_written(one, other, same):
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_judging(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("equipool.cli.report._two_tables", None)
+    monkeypatch.setattr("equipool.cli.commands.report._two_tables", None)
     (tmp_path / "file").write_text("no folder")
     out = tmp_path / "file" / "page.html"
     assert main(["report", str(table), "--after", str(table), *ROLES, "--out", str(out)]) == 2

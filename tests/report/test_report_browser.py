@@ -60,6 +60,7 @@ def made(tmp_path_factory):
     pool = PooledDataset.from_frame(frame, **roles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
+        patch.setattr("equipool.sites.coupling.STEPS", 10)
         clean = ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C)
         account = account_of(pool, clean, None, check(frame, **roles))
     object.__setattr__(account, "statmap", brain_pictures()[0])

@@ -393,14 +393,15 @@ def test_effects_of_sites_that_warp_are_those_that_the_site_shows():
 
 
 def test_missing_values_of_new_participants_are_filled_as_their_site_shows_them():
-    pool = ep.simulate_table(people=200, bending=0.2, overlap=1.0).pool
-    given = {"site": pool.site_labels, "covariates": pool.C}
-    model = _fitted(pool, bending=True, missing="impute")
-    gaps = np.array(pool.X, dtype=float)
-    gaps[::3, 0] = np.nan
-    filled = np.asarray(model.transform(gaps, **given))[::3, 0]
-    whole = np.asarray(model.transform(pool.X, **given))[::3, 0]
-    sites = pool.site[::3]
+    pool = ep.simulate_table(people=600, bending=0.2, overlap=1.0).pool
+    train, new = (pool[rows] for rows in pool.split(0.5, random_state=0))
+    model = _fitted(train, bending=True, missing="impute")
+    given = {"site": new.site_labels, "covariates": new.C}
+    gaps = np.array(new.X, dtype=float)
+    gaps[:, 0] = np.nan
+    filled = np.asarray(model.transform(gaps, **given))[:, 0]
+    whole = np.asarray(model.transform(new.X, **given))[:, 0]
+    sites = new.site
     apart = [filled[sites == s].mean() - whole[sites == s].mean() for s in range(3)]
     assert np.abs(apart).max() < 0.25 * whole.std()
 

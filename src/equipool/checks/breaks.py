@@ -42,7 +42,7 @@ class Break:
 
 
 def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterator[Finding]:
-    """Warn of sites whose rows change at some point; ``measured`` stands for the features, if given."""
+    """Warn of sites whose rows change at some point; ``measured`` replaces the features, if given."""
     values, regressors = inputs.X if measured is None else measured, _regressors(inputs)
     for k, site in enumerate(inputs.sites):
         rows = inputs.rows_with_site[inputs.site_index == k]

@@ -1,4 +1,4 @@
-"""Warnings and notes: what does not stand in the way of pooling, but matters."""
+"""Warnings and notes: what does not prevent pooling, but matters."""
 
 from __future__ import annotations
 

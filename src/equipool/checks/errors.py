@@ -30,20 +30,21 @@ def check_inputs(
     raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
 
 
-def check_for_fit(inputs: Inputs, *, site_given: bool) -> None:
-    """Raise the first problem that stands in the way of fitting; warn where no site was given."""
-    check_inputs(inputs, one_site=not site_given)
+def check_for_fit(
+    inputs: Inputs,
+    *,
+    site_given: bool,
+    missing: Missing = "error",
+    without_site: str = "the code is not made to forget sites",
+) -> None:
+    """Raise the first problem that prevents fitting; warn where no site was given."""
+    check_inputs(inputs, missing=missing, one_site=not site_given)
     if not site_given:
-        warn_of_no_site("the code is not made to forget sites")
-
-
-def warn_of_no_site(result: str) -> None:
-    """Say what follows from ``fit`` without a site; called two levels below it."""
-    warnings.warn(
-        f"No site was given, so all rows are one site's: {result}. Pass site=, one label a row.",
-        EquipoolWarning,
-        stacklevel=4,
-    )
+        warnings.warn(
+            f"No site was given, so all rows are one site's: {without_site}. Pass site=, one label a row.",
+            EquipoolWarning,
+            stacklevel=3,
+        )
 
 
 def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
@@ -66,10 +67,10 @@ def refuse_text(X: Any) -> None:
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
-    """Return every problem that stands in the way of pooling, gravest first.
+    """Return every problem that prevents pooling, gravest first.
 
-    With ``pooled=False`` only the cells are judged: new participants, perhaps one of them, need no second
-    site and no variation.
+    With ``pooled=False`` only the cells are checked: new rows, perhaps one, need no second site and no
+    variation.
     """
     if missing not in ("error", "impute"):
         raise InputError(f"missing must be 'error' or 'impute'. Got {missing!r}.")
@@ -165,7 +166,7 @@ def _ids(inputs: Inputs) -> Iterator[Finding]:
         double, rows = copies.unique(), copies.index.tolist()
         text = (
             f"{plural(len(double), 'id')} in column {inputs.id_name!r} "
-            f"{'stands' if len(double) == 1 else 'stand'} more than once ({listed(double)}), "
+            f"{'occurs' if len(double) == 1 else 'occur'} more than once ({listed(double)}), "
             f"{rows_text(rows)}; drop the copies, or give each visit its own id."
         )
         yield error("duplicate-ids", text, inputs.id_name, rows=rows)
@@ -176,7 +177,7 @@ def _sites(inputs: Inputs) -> Iterator[Finding]:
     if len(counts) == 1:
         text = (
             f"Column {inputs.site_name!r} has the single site {inputs.sites[0]!r}: there is nothing to "
-            "harmonize; add the rows of another site, or name the column that tells sites apart."
+            "harmonize; add the rows of another site, or name the column that holds the sites."
         )
         yield error("one-site", text, inputs.site_name)
     elif len(counts) > 2 and counts.max() == 1:

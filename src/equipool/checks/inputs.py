@@ -55,7 +55,7 @@ class TextCell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """A pool before it is checked: numbers parsed, labels as text, nothing judged yet.
+    """A pool before it is checked: numbers parsed, labels as text, nothing checked yet.
 
     Missing values are NaN in ``X``, ``covariates`` and numeric targets, ``None`` in labels. A pool of images
     has no features: ``X`` then has no columns, and ``has_features`` is false.
@@ -123,11 +123,8 @@ class Inputs:
         features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
         covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
         for name, values in {"site": site, "covariates": covariates, "y": y, "ids": ids}.items():
-            if values is not None and len(values) != len(features):
-                raise InputError(
-                    f"{name} has {len(values)} values but X has {len(features)} rows; "
-                    f"give one value of {name} for each row of X."
-                )
+            if values is not None:
+                require_length(name, values, len(features))
         C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
         if (names := arrays.get("covariate_names")) is not None:
             names = _as_names(names)
@@ -188,7 +185,7 @@ class Inputs:
 
     @cached_property
     def rows_with_site(self) -> NDArray[np.intp]:
-        """The rows whose site is given: figures by site are over these."""
+        """The rows whose site is given; numbers by site are computed from these."""
         return np.flatnonzero(pd.notna(self.site))
 
     @cached_property
@@ -228,13 +225,21 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
         )
 
 
+def require_length(name: str, values: Any, rows: int) -> None:
+    """Raise an error where there is not one value for each row of X."""
+    if len(values) != rows:
+        raise InputError(
+            f"{name} has {len(values)} values but X has {rows} rows; give one for each row of X."
+        )
+
+
 def _as_names(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
 def refuse_double_names(names: Iterable[object], where: str) -> None:
-    """Raise an error where a table has a column twice; names that are empty do not count."""
-    double = sorted(str(name) for name, count in Counter(names).items() if count > 1 and name != "")
+    """Raise an error where a table has a column twice."""
+    double = sorted(str(name) for name, count in Counter(names).items() if count > 1)
     if double:
         raise InputError(
             f"{where} has the column {listed(double)} more than once; rename or drop the copies."

@@ -1,4 +1,4 @@
-"""How sites differ in whom they measured: overlap of ranges, confounding, a classifier of the site."""
+"""How the participants of sites differ: overlap of ranges, confounding, a classifier of the site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-MAX_ROWS = 4_000  # that the classifier of the site sees; more change its figure little
+TREES = 25  # of the classifier of the site
+MAX_ROWS = 4_000  # for the classifier of the site; more change its accuracy little
 FOLDS = 5
 NINE_TENTHS = 3.29  # standard deviations that the middle nine tenths of a Gaussian span
 
@@ -80,7 +81,7 @@ def omega_squared(values: FloatArray, site_index: IntArray) -> float:
     """Return the share of a number's variance that lies between sites, 0 to 1.
 
     ω², which allows for the share that sites would explain by chance; η² of 100 sites of 3 participants each
-    is 0.35 where there is nothing.
+    is 0.35 even if the sites do not differ.
     """
     count = np.bincount(site_index)
     means = np.bincount(site_index, weights=values) / count
@@ -145,7 +146,7 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
-    forest = RandomForestClassifier(25, min_samples_leaf=5, class_weight="balanced", random_state=seed)
+    forest = RandomForestClassifier(TREES, min_samples_leaf=5, class_weight="balanced", random_state=seed)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     # In a small pool a variable without information can drown one with it, hence each alone too.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]

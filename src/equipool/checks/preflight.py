@@ -86,7 +86,7 @@ class PreflightReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as JSON-ready values."""
-        # JSON knows neither NaN nor infinity.
+        # JSON has neither NaN nor infinity.
         sites = self.sites.astype(object).where(np.isfinite(self.sites.astype(float)), None)
         return {
             "ok": self.ok,
@@ -110,16 +110,9 @@ class PreflightReport:
 def preflight(
     inputs: Inputs, *, missing: Missing = "error", measured: NDArray[np.float64] | None = None
 ) -> PreflightReport:
-    """Look at a pool before anything is fitted.
+    """Check a pool before anything is fitted; with ``missing="impute"``, missing features are no error.
 
-    Parameters
-    ----------
-    inputs
-        From :meth:`Inputs.from_frame` or :meth:`Inputs.from_arrays`.
-    missing
-        ``"error"``: missing feature values stand in the way; ``"impute"``: they will be imputed.
-    measured
-        What was measured, (rows, numbers), where the features only stand for it, as with images.
+    ``measured`` (rows, numbers) is what was measured where the features only summarise it, as with images.
     """
     several = len(inputs.sites) > 1
     overlap, common = _overlap(inputs) if several else ({}, {})
@@ -188,9 +181,6 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
         return strength, None
     variables = np.column_stack([values[complete] for _, values, _ in columns])
     return strength, predict_site(variables, site_index[complete])
-
-
-# -- text --------------------------------------------------------------------------------------------------
 
 
 def _sites_text(report: PreflightReport) -> str:

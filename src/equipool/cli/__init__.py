@@ -1,1 +1,1 @@
-"""Commands of the command line, one file each: ``add(commands)`` declares it, ``run(arguments)`` does it."""
+"""The command line: ``app`` starts it, ``options`` declares it, ``commands`` do what is asked."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
+from equipool.cli.parser import build_parser
 from equipool.exceptions import InputError, did_you_mean
 from equipool.files import write_whole
 
@@ -17,8 +19,6 @@ OF_A_CALL = "h config write-config no-guess json figure out dry-run force fresh"
 
 def read_config(path: Path, command: str) -> dict[str, Any]:
     """Return what a file says of a command's options, by their names in the parsed arguments."""
-    import tomllib
-
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -30,12 +30,12 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
             f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
         ) from error
     options = _options()
-    keys = {key for actions in options.values() for key in actions}
+    keys = sorted({key for actions in options.values() for key in actions})
     for key in content:
         if key not in keys:
-            hint = did_you_mean(key, keys, f"choose from {', '.join(sorted(keys))}.")
+            hint = did_you_mean(key, keys, f"choose from {', '.join(keys)}.")
             raise InputError(f"{path} has the unknown key {key!r}; {hint}")
-    given = {key: action for key, action in options.get(command, {}).items() if key in content}
+    given = {key: action for key, action in options[command].items() if key in content}
     return {action.dest: _value(action, content[key], key, path) for key, action in given.items()}
 
 
@@ -70,47 +70,38 @@ def write_config(path: Path, arguments: argparse.Namespace) -> Path:
 
 def _options() -> dict[str, dict[str, argparse.Action]]:
     """Return the options that a file may set, by command and name."""
-    from equipool.cli import benchmark, check, harmonize, report
-
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    for command in (check, harmonize, report, benchmark):
-        command.add(subparsers)
-    options: dict[str, dict[str, argparse.Action]] = {}
-    for name, command_parser in subparsers.choices.items():
-        by_key = {a.option_strings[0].lstrip("-"): a for a in command_parser._actions if a.option_strings}
-        options[name] = {key: action for key, action in by_key.items() if key not in OF_A_CALL}
+    options = {}
+    for name, parser in build_parser()[1].items():
+        by_key = {a.option_strings[0].lstrip("-"): a for a in parser._actions if a.option_strings}
+        if "config" in by_key:
+            options[name] = {key: action for key, action in by_key.items() if key not in OF_A_CALL}
     return options
 
 
 def _value(action: argparse.Action, value: Any, key: str, path: Path) -> Any:
     """Return a value as the parser would have it; say what it must be where it is something else."""
-    several, kind = action.nargs == "+", action.type or str
-    each = value if several and isinstance(value, list) else [value]
+    each = value if action.nargs == "+" and isinstance(value, list) else [value]
     if action.nargs == 0:
         fits, wanted = isinstance(value, bool), "true or false"
-    elif kind in (int, float):
-        fits = all(type(one) is int or (kind is float and type(one) is float) for one in each)
-        wanted = "a whole number" if kind is int else "a number"
+    elif action.type is int:
+        fits, wanted = type(value) is int, "a whole number"
+    elif action.choices is not None:
+        fits, wanted = value in action.choices, "one of " + ", ".join(map(str, action.choices))
     else:
         fits = all(isinstance(one, str) for one in each)
-        wanted = "text in quotes, or a list of it" if several else "text in quotes"
-    if fits and action.choices is not None:
-        fits, wanted = value in action.choices, "one of " + ", ".join(map(str, action.choices))
+        wanted = "text in quotes, or a list of it" if action.nargs == "+" else "text in quotes"
     if not fits:
         raise InputError(f"{path}: {key} must be {wanted}. Got {value!r}.")
-    if action.nargs == 0:
-        return value
-    made = [kind(one) for one in each]  # type: ignore[operator]
-    return made if several else made[0]
+    if action.nargs == "+":
+        return each
+    return Path(value) if action.type is Path else value
 
 
 def _example(action: argparse.Action) -> Any:
+    """Return a value that an option without one could have."""
     if action.choices:
         return next(iter(action.choices))
-    if action.nargs == "+":
-        return []
-    return 1 if action.type is int else 0.5 if action.type is float else ""
+    return [] if action.nargs == "+" else 1 if action.type is int else ""
 
 
 def _toml(value: Any) -> str:

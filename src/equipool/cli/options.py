@@ -1,36 +1,11 @@
-"""Options that several commands have: columns, images, and how a run is done."""
+"""Every command's help and options, each declared once. Imports are light, so that --help is instant."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-ENTITIES = ("space", "res", "desc", "session", "run", "acq")
-
-COMMON: dict[str, dict[str, Any]] = {
-    "out": {"type": Path, "required": True, "metavar": "DIR", "help": "where to write"},
-    "seed": {"type": int, "default": 0, "help": "of all that is random (default: 0)"},
-    "jobs": {"type": int, "metavar": "N", "help": "how many at a time (default: all cores)"},
-    "dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
-    "json": {"action": "store_true", "help": "print one JSON object, and nothing else"},
-    "preset": {"choices": ("adni", "adcp"), "help": "how the folder is laid out (default: BIDS)"},
-    "missing": {
-        "choices": ("error", "impute"),
-        "default": "error",
-        "help": "tables: refuse missing features, or fill them in (default: error)",
-    },
-    "scheduler": {
-        "metavar": "ADDRESS",
-        "help": "run on the Dask cluster with this scheduler, such as tcp://10.0.0.1:8786 (default: here)",
-    },
-}
-
-
-def add_common(command: argparse._ActionsContainer, *names: str) -> None:
-    """Add options that several commands have."""
-    for name in names:
-        command.add_argument(f"--{name}", **COMMON[name])
 
 
 class Several(argparse.Action):
@@ -42,61 +17,268 @@ class Several(argparse.Action):
         setattr(namespace, self.dest, [*([] if earlier is self.default else earlier), *values])
 
 
-def add_roles(command: argparse.ArgumentParser) -> None:
-    """Add what a table's columns are."""
-    add = command.add_argument_group(
-        "columns", "Site, covariates, target and id are guessed by name where they are not given."
-    ).add_argument
-    add("--site", metavar="COLUMN", help="the scanner, centre or group")
-    add(
-        "--covariate",
+def option(help: str, default: Any = None, *, choices: str = "", **settings: Any) -> dict[str, Any]:
+    """Return what argparse takes; a help ends with the default, if there is one."""
+    if choices:
+        settings["choices"] = choices.split()
+    if default is not None:
+        settings["default"] = default
+    if default is not None and not isinstance(default, list):
+        help += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    return {"help": help, **settings}
+
+
+FLAG = {"action": "store_true"}
+COLUMN = {"metavar": "COLUMN"}
+COLUMNS = {"metavar": "COLUMN", "nargs": "+"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
+MM: dict[str, Any] = {"type": float, "metavar": "MM"}
+
+ENTITIES = ("space", "res", "desc", "session", "run", "acq")  # parts of BIDS names
+
+# By name, without -- where they are positional; "apply --site" is the --site of `apply`, which differs.
+OPTIONS: dict[str, dict[str, Any]] = {
+    # What is read and written.
+    "table": option("a .csv, .tsv or .parquet table, or a folder of images", type=Path, metavar="SOURCE"),
+    "report table": option("a folder of `harmonize`, or the table as measured", type=Path, metavar="SOURCE"),
+    "model": option("a saved model, or the folder that `harmonize` wrote", type=Path, metavar="MODEL"),
+    "bids": option("the folder with sub-… folders", type=Path, metavar="BIDS"),
+    "out": option("the folder to write", type=Path, metavar="OUT"),
+    "--out": option("where to write", required=True, **FOLDER),
+    "demo --out": option("where to write", Path("equipool-demo"), **FOLDER),
+    "report --out": option("the page to write (default: report.html, in the folder or here)", **FILE),
+    "--after": option("the harmonized table", **FILE),
+    "--figure": option("also draw it, as .png, .svg or .pdf", **FILE),
+    "--write-config": option("also write the options to a TOML file, for --config", **FILE),
+    # How it is done.
+    "--seed": option("of the random numbers", 0, **COUNT),
+    "--jobs": option("how many at a time (default: all cores)", **COUNT),
+    "harmonize --jobs": option("images read at a time", 1, **COUNT),
+    "--scheduler": option("of Dask, to run there, such as tcp://10.0.0.1:8786", metavar="ADDRESS"),
+    "harmonize --fresh": option("of --codes: train anew, whatever an interrupted run has done", **FLAG),
+    "--dry-run": option("say what would be done, and write nothing", **FLAG),
+    "--json": option("print one JSON object, and nothing else", **FLAG),
+    "--fresh": option("do again what an earlier run has done", **FLAG),
+    "--force": option("overwrite an earlier result of this command", **FLAG),
+    # The columns of a table.
+    "--site": option("the scanner, centre or group", **COLUMN),
+    "apply --site": option(
+        "the site (default: guessed); with none, it is estimated for tables, and images give --codes",
+        **COLUMN,
+    ),
+    "--covariate": option(
+        "what participants differ in and is to be kept, such as age; may be repeated; none for none",
+        [],
         dest="covariates",
-        nargs="+",
         action=Several,
-        default=[],
-        metavar="COLUMN",
-        help="what participants differ in and is to be kept, such as age; may be repeated; none for none",
-    )
-    add("--target", metavar="COLUMN", help="what will be predicted or tested, such as dx; none for none")
-    add("--id", metavar="COLUMN", help="one value for each row; none for none")
-    add("--subject", metavar="COLUMN", help="the participant of each row, where some come several times")
-    add(
-        "--features",
+        **COLUMNS,
+    ),
+    "--target": option("what will be predicted or tested, such as dx; none for none", **COLUMN),
+    "--id": option("one value for each row; none for none", **COLUMN),
+    "--subject": option("the participant of each row, where some have several rows", **COLUMN),
+    "--features": option(
+        "the measurements; patterns such as '*_thickness' work (default: all other columns of numbers but "
+        "those named like one of the above)",
+        **COLUMNS,
+    ),
+    "--ignore": option("columns that are none of these", [], **COLUMNS),
+    "--task": option("what the target is (default: guessed)", choices="class number"),
+    "--no-guess": option("guess no column's role", **FLAG),
+    "--config": option("a TOML file with options (see check --write-config)", **FILE),
+    # Images.
+    "--images": option("the column of SOURCE that holds paths of NIfTI files", **COLUMN),
+    "--preset": option("how the folder is laid out (default: BIDS)", choices="adni adcp"),
+    "--suffix": option("BIDS: the last part of the file names", "T1w"),
+    **{f"--{name}": option(f"BIDS: only images with this {name}", metavar="LABEL") for name in ENTITIES},
+    "--participants": option("BIDS: another table than the folder's participants.tsv", **FILE),
+    "--missing-images": option("rows without an image, images without a row", "error", choices="error drop"),
+    "--mask": option("a NIfTI file: the voxels to use", **FILE),
+    # Harmonization.
+    "--missing": option("tables: refuse missing features, or fill them in", "error", choices="error impute"),
+    "--statmap": option("images: also t-maps of this column before and after, covariates adjusted", **COLUMN),
+    "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
+    "apply --codes": option(
+        "images: also codes, and predictions of a target, by a model of `harmonize --codes`", **FLAG
+    ),
+    "--encoder": option(
+        "of --codes; resnet, the paper's, takes hours without a GPU",
+        "components",
+        choices="components linear resnet",
+    ),
+    "--steps": option("of training for --codes", 1500, **COUNT),
+    "--no-report": option("leave out the report, which takes a while", **FLAG),
+    "--unseen-site": option(
+        "a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
+        "error",
+        choices="error pooled adapt",
+    ),
+    # Simulation and preprocessing.
+    "--like": option(
+        "scanners and sample counts of the paper's datasets, or your own counts",
+        "adni",
+        choices="adni adcp custom",
+    ),
+    "--people": option("custom: participants of each site", nargs="+", **COUNT),
+    "--patients": option("custom: how many of them are ill (default: 40 %%)", nargs="+", **COUNT),
+    "--overlap": option("of the sites' ages, 0 to 1 (default: that of the dataset)", type=float),
+    "demo --overlap": option("of the sites' ages, 0 to 1", 0.0, type=float),
+    "--resolution": option("voxel size, 1 to 8", 4.0, **MM),
+    "preprocess --resolution": option("voxel size of the result", 2.0, **MM),
+    "--skip": option(
+        "leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
+        [],
         nargs="+",
-        metavar="COLUMN",
-        help="the measurements; patterns such as '*_thickness' work (default: all other columns of numbers "
-        "but those named like one of the above)",
-    )
-    add("--ignore", nargs="+", default=[], metavar="COLUMN", help="columns that are none of these")
-    add("--task", choices=("class", "number"), help="what the target is (default: guessed)")
-    add("--no-guess", action="store_true", help="guess no column's role")
-    add("--config", type=Path, metavar="FILE", help="a TOML file with options (see check --write-config)")
+        action="extend",
+        choices="n4 register normalize",
+        metavar="STEP",
+    ),
+    "--brain-extracted": option("the images have no skull: the brain is where they are not 0", **FLAG),
+    # Benchmarks.
+    "datasets": option(
+        "german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
+        "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
+        "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
+        "simulated-OVERLAP, simulated-joint-OVERLAP",
+        nargs="+",
+        metavar="DATASET",
+    ),
+    "--repeats": option("harmonizers: of the five folds", 3, **COUNT),
+    "--methods": option(
+        "of `harmonizers` raw, combat, combat-gam, covbat, ours and others; else naive, mmd, cai, ss, rm, "
+        "paper, ours, or all; ablation for the steps from paper to ours (default: all)",
+        ["all"],
+        nargs="+",
+        metavar="NAME",
+    ),
+    "select --methods": option("of those of `benchmark` (default: all)", ["all"], nargs="+", metavar="NAME"),
+    "--seeds/--splits": option("repetitions; of images, random splits (default: 3, of images 5)", **COUNT),
+    "--quick": option("one seed and a third of the training, to see the whole path", **FLAG),
+    "--settings": option("settings of `equipool select` (default: ours)", **FILE),
+    "dataset": option("german or adult", metavar="DATASET"),
+    "--trials": option("settings tried a method", 20, **COUNT),
+    "--tolerance": option("share of the best accuracy given up", 0.05, type=float),
+    "action": option("what to do", "list", nargs="?", choices="list fetch"),
+    "names": option("fetch: such as german", [], nargs="*", metavar="DATASET"),
+    "shell": option("which shell", choices="bash zsh fish"),
+}
+
+# Options that stand below a heading in the help: its text, and their names.
+GROUPS = {
+    "columns": (
+        "Site, covariates, target and id are guessed by name where they are not given.",
+        "--site --covariate --target --id --subject --features --ignore --task --no-guess --config",
+    ),
+    "images": (
+        "SOURCE may have a column of paths, or be a folder: BIDS, or that of a preset",
+        f"--images --preset --suffix --{' --'.join(ENTITIES)} --participants --missing-images --mask",
+    ),
+}
+
+NOTHING_WRITTEN = "Nothing was written; run it again."
+STARTS_ANEW = "What was half done is deleted again; the same command starts anew."
+GOES_ON = "What is done is kept; run the same command again to go on."
 
 
-def roles(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the roles of columns beside the site, as the Python interface takes them."""
-    names = ("covariates", "target", "id", "features", "task")
-    ignore = [name for name in (*arguments.ignore, arguments.subject) if name]
-    return {**{name: getattr(arguments, name) for name in names}, "ignore": ignore}
+@dataclass(frozen=True)
+class Command:
+    """A command; ``run(arguments)`` in the module of its name in ``equipool.cli.commands`` does it."""
+
+    help: str
+    options: str  # names of OPTIONS and GROUPS
+    description: str = ""
+    go_on: str = NOTHING_WRITTEN  # what to do after an interruption
+    epilog: str | None = None  # in place of the exit codes
+    constants: dict[str, Any] = field(default_factory=dict)  # in place of options of others
 
 
-def add_images(command: argparse.ArgumentParser) -> None:
-    """Add how images are found."""
-    images = command.add_argument_group(
-        "images", "TABLE may have a column of paths, or be a folder: BIDS, or that of a preset"
-    )
-    add = images.add_argument
-    add("--images", metavar="COLUMN", help="the column of TABLE that holds paths of NIfTI files")
-    add_common(images, "preset")
-    add("--suffix", default="T1w", help="BIDS: the last part of the file names (default: T1w)")
-    for name in ENTITIES:
-        add(f"--{name}", help=f"BIDS: only images with this {name}")
-    participants = "BIDS: another table than the folder's participants.tsv"
-    add("--participants", type=Path, metavar="FILE", help=participants)
-    add(
-        "--missing-images",
-        choices=("error", "drop"),
-        default="error",
-        help="rows without an image and images without a row (default: error)",
-    )
-    add("--mask", type=Path, metavar="FILE", help="a NIfTI file: the voxels that count")
+COMMANDS = {
+    "demo": Command(
+        "a simulated pool of three scanners: see what equipool does",
+        "--out --overlap --seed --force",
+        go_on=STARTS_ANEW,
+    ),
+    "check": Command(
+        "can the sites of a table or folder be pooled, at what price?",
+        "table columns images --missing --json --figure --write-config",
+        "Look at a table before anything is fitted: sites, overlap of covariates, confounding, bad values; "
+        "where there are images, every one of them. Ends with a verdict.",
+    ),
+    "harmonize": Command(
+        "remove site effects from a table or images; keep a model",
+        "table --out columns images --missing --statmap --codes --encoder --steps --seed --jobs --no-report "
+        "--fresh --dry-run --json",
+        "Fit on all rows, and write harmonized images as a BIDS derivative, or the harmonized table; "
+        "`equipool apply` applies the model to new rows.",
+        "What was half written is deleted again; the same command goes on with the training.",
+    ),
+    "apply": Command(
+        "apply a saved model to new participants",
+        "model table --out --site --codes --id --unseen-site images --dry-run --json",
+        "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are taken "
+        "from the columns of the fit; for tables they are estimated where there are none.",
+        STARTS_ANEW,
+        constants=dict.fromkeys(("target", "subject", "features"))
+        | {"covariates": [], "ignore": [], "no_guess": False},
+    ),
+    "report": Command(
+        "the report of a harmonization again, or of any two tables",
+        "table --after --out --seed columns --json",
+        "Make the report of a folder that `equipool harmonize` wrote again, without fitting anything; or "
+        "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
+        constants={"images": None, "preset": None, "missing": "error"},
+    ),
+    "benchmark": Command(
+        "compare methods on held-out participants, the paper's or your tables",
+        "datasets columns --repeats --methods --seeds/--splits --quick --out --jobs --fresh --settings "
+        "--dry-run --scheduler",
+        "Fit every method with several seeds and evaluate it on held-out participants. Runs that are there "
+        "already are kept, so that an interrupted benchmark goes on where it stopped.",
+        GOES_ON,
+        constants={"images": None, "preset": None},
+    ),
+    "simulate": Command(
+        "simulated brains of several scanners (BIDS), with the truth",
+        "out --like --people --patients --overlap --resolution --seed --jobs --force --json",
+        "Write brains that age and fall ill as measured by different scanners, the same brains without a "
+        "scanner, and the true effects: something to try methods on.",
+        STARTS_ANEW,
+    ),
+    "preprocess": Command(
+        "heads of a BIDS folder to brains on the MNI grid, with a QC page",
+        "bids --preset out --resolution --skip --brain-extracted --session --run --acq --desc --jobs "
+        "--scheduler --fresh --dry-run",
+        "Brain mask (deepbet), bias field (N4), affine registration to MNI152 (greedy), resampling and "
+        "intensity normalisation of every T1-weighted image, in parallel.",
+        GOES_ON,
+        epilog="""\
+An interrupted run goes on where it stopped. Look at OUT/qc.html when it is done.
+exit codes: 0 fine, 1 some heads failed (they are named), 2 the call or a file is
+wrong, 3 a defect of equipool, 130 interrupted""",
+    ),
+    "select": Command(
+        "choose a method's settings on validation splits",
+        "dataset --methods --trials --tolerance --out --jobs --scheduler",
+        "Search settings on validation splits of the training rows: among those within the tolerance of the "
+        "best accuracy, the one from which a classifier predicts the site worst. An interrupted search goes "
+        "on where it stopped. The result is for `equipool benchmark --settings FILE`.",
+        GOES_ON,
+    ),
+    "datasets": Command(
+        "list or fetch the datasets of the benchmark",
+        "action names --json",
+        "List the datasets of the benchmark, or fetch some into the cache (the folder that the environment "
+        "variable EQUIPOOL_CACHE names, else the user's own).",
+        GOES_ON,
+    ),
+    "completion": Command(
+        "print what a shell needs to complete equipool's commands",
+        "shell",
+        "Print completion for a shell; files are completed where an option takes one.",
+        epilog="""\
+bash:  eval "$(equipool completion bash)"           in ~/.bashrc
+zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit
+fish:  equipool completion fish | source            in ~/.config/fish/config.fish""",
+    ),
+}

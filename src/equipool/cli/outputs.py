@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import read_json, write_json
 
-if TYPE_CHECKING:
-    import pandas as pd
 
+def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None) -> None:
+    """Refuse a folder that holds anything but an earlier result of the command.
 
-def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> bool:
-    """Return whether ``out`` holds an earlier result of the command; refuse a folder with anything else.
-
-    With ``facts``, the earlier result must be of the same: its marker holds them.
+    That must be of the same ``facts``, which its marker holds; a command without facts needs --force.
     """
+    out, command = arguments.out, arguments.name
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; give the name of a folder.")
     above = next((one for one in out.parents if one.is_file()), None)
     if above is not None:
         raise InputError(f"{out} cannot be made: {above} is a file. Choose another folder.")
     if not out.is_dir() or not any(out.iterdir()):
-        return False
+        return
     marker = _marker(out, command)
     if not marker.is_file():
         raise InputError(f"{out} is not empty; choose another folder.")
@@ -38,26 +39,28 @@ def check_out(out: Path, command: str, facts: dict[str, Any] | None = None) -> b
         raise InputError(
             f"{out} holds an earlier `equipool {command}` of other data or options; choose another folder."
         )
-    return True
+    if facts is None and not arguments.force:
+        raise InputError(f"{out} holds an earlier `equipool {command}`; overwrite it with --force.")
 
 
 @contextmanager
 def whole_or_nothing(
-    out: Path, command: str, facts: dict[str, Any], earlier: tuple[str, ...]
+    arguments: argparse.Namespace, facts: dict[str, Any], earlier: Sequence[str]
 ) -> Iterator[Path]:
-    """Give a folder to write into, whose files take their places in ``out`` when all of them are there.
+    """Give a folder to write into, whose files take their places in --out when all of them are there.
 
-    Where anything fails or is interrupted, ``out`` is as it was. Files of an ``earlier`` run, by their
+    Where anything fails or is interrupted, --out is as it was. Files of an ``earlier`` run, by their
     patterns, are deleted if this one does not write them again.
     """
+    out = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     _sweep(out)
     work = out.with_name(f".{out.name}.equipool-{os.getpid()}")
     try:
         work.mkdir()
         yield work
-        write_json(_marker(work, command), facts)
-        _take_places(work, out, command, earlier)
+        write_json(_marker(work, arguments.name), facts)
+        _take_places(work, out, _marker(out, arguments.name), earlier)
     except EquipoolError as error:
         # The user knows the folder that they named, not this one.
         raise type(error)(str(error).replace(str(work), str(out))) from error
@@ -69,8 +72,7 @@ def whole_or_nothing(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _take_places(work: Path, out: Path, command: str, earlier: tuple[str, ...]) -> None:
-    marker = _marker(out, command)
+def _take_places(work: Path, out: Path, marker: Path, earlier: Sequence[str]) -> None:
     patterns = earlier if marker.is_file() else ()
     stale = {path for pattern in patterns for path in out.glob(pattern)}
     out.mkdir(exist_ok=True)
@@ -102,11 +104,10 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def announce(as_json: bool, written: dict[str, Any], **more: Any) -> None:
-    """Say what was written, or what is; as one JSON object, with ``more``, for scripts."""
-    if as_json:
-        plain = {name: str(what) if isinstance(what, Path) else what for name, what in written.items()}
-        print(json.dumps({**plain, **more}, ensure_ascii=False))
+def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any) -> None:
+    """Say what was written, or would be; with --json as one JSON object with ``more``, for scripts."""
+    if getattr(arguments, "json", False):
+        print(json.dumps({**written, **more}, ensure_ascii=False, default=str))
         return
     width = max(map(len, written)) + 2
     for name, what in written.items():

@@ -22,9 +22,6 @@ SHOWN = 10
 KEY = ["participant_id", "session"]
 
 
-# -- names -------------------------------------------------------------------------------------------------
-
-
 def parse_name(path: Path) -> dict[str, str]:
     """Return the entities of a file's name in their order, and its suffix.
 
@@ -70,9 +67,6 @@ def write_description(folder: Path, name: str, command: str, **more: str) -> Non
         "GeneratedBy": [{"Name": f"equipool {command}", "Version": __version__}],
     }
     write_json(folder / "dataset_description.json", facts)
-
-
-# -- images ------------------------------------------------------------------------------------------------
 
 
 def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) -> pd.DataFrame:
@@ -131,7 +125,7 @@ def _no_images(folder: Path, suffix: str) -> str:
         return f"{folder} has no images with the suffix {suffix!r}; choose one with --suffix: {there}."
     derivatives = sorted(path.parent for path in folder.glob("derivatives/*/sub-*"))
     if derivatives:
-        return f"{folder} has no images of its own; give one of its derivatives, such as {derivatives[0]}."
+        return f"{folder} has no images itself; give one of its derivatives, such as {derivatives[0]}."
     return f"{folder} holds no images named sub-…_{suffix}.nii or .nii.gz; give a BIDS folder."
 
 
@@ -153,7 +147,7 @@ def _narrowed(frame: pd.DataFrame, what: str, name: str, value: str) -> pd.DataF
 
 
 def _require_one_each(frame: pd.DataFrame) -> None:
-    """Raise an error where a visit has several images, and say what tells them apart."""
+    """Raise an error where a visit has several images, and name the entities that distinguish them."""
     several = frame[frame.duplicated(KEY, keep=False)]
     if several.empty:
         return
@@ -167,9 +161,6 @@ def _require_one_each(frame: pd.DataFrame) -> None:
     visit = f"{id} in session {session}" if session else id
     names = listed(path.name for path in first["path"])
     raise InputError(f"{visit} has {len(first)} images{more}: {names}; {remedy}.")
-
-
-# -- participants ------------------------------------------------------------------------------------------
 
 
 def read_bids(
@@ -190,22 +181,17 @@ def read_bids(
     folder, suffix, **entities
         As for :func:`find_images`.
     participants
-        Another table with a column ``participant_id``: a file or a frame. Derivatives often lack one of their
-        own; give that of the raw dataset.
+        Another table with a column ``participant_id``: a file or a frame. Derivatives often lack one; give
+        that of the raw dataset.
     missing_images
         What to do with participants without an image and images without a row in the table: ``"error"``
         names them, ``"drop"`` leaves them out with a warning.
     """
     folder = Path(folder)
     images = find_images(folder, suffix=suffix, **entities)
-    table, images = require_partners(
-        _participants(folder, participants),
-        images,
-        "participant_id",
-        missing_images,
-        "the participants' table",
-    )
-    # A column of the table that is called as an entity of the file names (say, "run") stays the table's.
+    table, name = _participants(folder, participants), "the participants' table"
+    table, images = require_partners(table, images, "participant_id", missing_images, name)
+    # Where the table and the file names both have, say, a "run", the table's is kept.
     shared = [name for name in images.columns if name in table.columns and name != "participant_id"]
     if "session" in shared or "path" in shared:
         raise InputError(
@@ -223,14 +209,13 @@ def require_partners(
         raise InputError(f"missing_images must be 'error' or 'drop'. Got {missing_images!r}.")
     without_image = sorted(set(table[key]) - set(images[key]))
     without_row = sorted(set(images[key]) - set(table[key]))
-    complaints = [
-        f"{plural(len(ids), what)} {lacking}: {listed(ids, shown=SHOWN)}"
-        for ids, what, lacking in (
-            (without_image, "id", f"of {name} without an image"),
-            (without_row, "image", f"without a row in {name}"),
-        )
-        if ids
-    ]
+    complaints = []
+    if without_image:
+        ids = f"{plural(len(without_image), 'id')} of {name}"
+        complaints.append(f"{ids} without an image: {listed(without_image, shown=SHOWN)}")
+    if without_row:
+        extra = plural(len(without_row), "image")
+        complaints.append(f"{extra} without a row in {name}: {listed(without_row, shown=SHOWN)}")
     if len(without_row) == images[key].nunique():
         raise InputError(
             f"No image belongs to an id of {name}: {'; '.join(complaints)}. Give both the same ids."
@@ -246,15 +231,16 @@ def require_partners(
 
 
 def _participants(folder: Path, participants: str | Path | pd.DataFrame | None) -> pd.DataFrame:
-    if isinstance(participants, pd.DataFrame):
-        return _with_ids(participants, "The participants' table", "participant_id", "sub-")
-    path = folder / "participants.tsv" if participants is None else Path(participants)
-    if not path.is_file():
-        raise InputError(
-            f"{path} does not exist; give the participants' table (participants=, --participants), "
-            "such as the participants.tsv of the raw dataset."
-        )
-    return _with_ids(read_table(path, labels=["participant_id"]), path.name, "participant_id", "sub-")
+    name, column = "The participants' table", "participant_id"
+    if not isinstance(participants, pd.DataFrame):
+        path = folder / "participants.tsv" if participants is None else Path(participants)
+        if not path.is_file():
+            raise InputError(
+                f"{path} does not exist; give the participants' table (participants=, --participants), "
+                "such as the participants.tsv of the raw dataset."
+            )
+        participants, name = read_table(path, labels=[column]), path.name
+    return _with_ids(participants, name, column, "sub-")
 
 
 def _with_ids(frame: pd.DataFrame, where: str, column: str, prefix: str) -> pd.DataFrame:

@@ -27,7 +27,7 @@ Each = Callable[[int, FloatArray], None]
 SHOWN = 100  # files that an error names before it only counts the rest
 TOLERANCE = 1e-3  # mm: affines that differ by less are the same
 MAX_VOXELS = 2**31
-MAX_DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more lies
+MAX_DEFLATE = 1032  # gzip cannot shrink by more, so a header that claims more is wrong
 REGIONS = 10  # along each axis, to see changes in
 UNLIKE = 1000.0  # times brighter or darker than the others: probably another unit or scaling
 LEVEL = 3  # of compression
@@ -36,7 +36,7 @@ CORNER, EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: the paper'
 
 
 class Frame(NamedTuple):
-    """Where an image is: voxels along each axis, and the affine from voxels to mm."""
+    """The grid of an image: voxels along each axis, and the affine from voxels to mm."""
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
         """The directions of the axes, such as RAS."""
         import nibabel
 
-        return "".join(str(code) for code in nibabel.aff2axcodes(self.affine))
+        return "".join(map(str, nibabel.aff2axcodes(self.affine)))
 
     @property
     def sizes(self) -> NDArray[np.float64]:
@@ -54,24 +54,21 @@ class Frame(NamedTuple):
         return np.linalg.norm(self.affine[:3, :3], axis=0)
 
 
+class ReadMask(NamedTuple):
+    """The voxels of a mask, (x, y, z), and the affine of its file; an array has none."""
+
+    inside: Mask
+    affine: NDArray[np.float64] | None
+
+
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The grid that all images share.
-
-    Attributes
-    ----------
-    shape, affine
-        Voxels along each axis, and where they are in mm.
-    present
-        In how many images each voxel is finite and not zero.
-    brightness
-        The median of the magnitudes of each image that are not zero.
-    """
+    """The grid that all images share, and what was counted on it."""
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
-    present: NDArray[np.int32]
-    brightness: tuple[float, ...]
+    present: NDArray[np.int32]  # in how many images each voxel is finite and not zero
+    brightness: tuple[float, ...]  # of each image, the median magnitude of the voxels that are not zero
 
     def __str__(self) -> str:
         """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
@@ -82,7 +79,7 @@ class Grid:
 def check_volumes(
     paths: Iterable[str | Path],
     *,
-    mask: ArrayLike | str | Path | None = None,
+    mask: ArrayLike | str | Path | ReadMask | None = None,
     jobs: int = 1,
     progress: bool = False,
     each: Each | None = None,
@@ -103,7 +100,7 @@ def check_volumes(
     jobs
         How many files to read at a time.
     progress
-        Whether to say on the terminal how far it is.
+        Whether to show progress on the terminal.
     each
         Called with the position and the values (x, y, z) of every image, in order.
     """
@@ -112,14 +109,15 @@ def check_volumes(
         raise InputError("No images were given; give at least one NIfTI file.")
     if jobs < 1:
         raise InputError(f"jobs must be at least 1. Got {jobs}.")
-    inside, mask_affine = (None, None) if mask is None else read_mask(mask)
     headers, problems = _read_headers(files)
     shape, affine = _majority(headers, problems, files)
+    inside, mask_affine = (None, None) if mask is None else read_mask(mask)
     if inside is not None and inside.shape != shape:
         raise InputError(
             f"The mask has {_times(inside.shape)} voxels, the images have {_times(shape)}; resample it."
         )
-    require_same_place(mask_affine, affine)
+    if mask_affine is not None and not _same(mask_affine, affine):
+        raise InputError("The affine of the mask is not that of the images; resample it to their grid.")
     usable = [k for k in range(len(files)) if k not in problems]
     images = _in_order(lambda k: _read_checked(files[k], shape, inside), usable, jobs)
     present = np.zeros(shape, dtype=np.int32)
@@ -139,7 +137,7 @@ def check_volumes(
 
 
 def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the means over boxes, ten along each axis; what is no number counts as 0."""
+    """Return the means over boxes, ten along each axis; values that are not finite count as 0."""
     total = np.nan_to_num(values, posinf=0.0, neginf=0.0).astype(np.float64)
     for axis in range(3):
         length = total.shape[axis]
@@ -176,8 +174,10 @@ def read_volume(path: Path) -> FloatArray:
     return values.reshape(values.shape[:3])
 
 
-def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] | None]:
-    """Return a mask (x, y, z) from an array or a NIfTI file, and the file's affine."""
+def read_mask(mask: ArrayLike | str | Path | ReadMask) -> ReadMask:
+    """Return a mask from an array (x, y, z) or a NIfTI file, with the file's affine."""
+    if isinstance(mask, ReadMask):
+        return mask
     affine, name = None, ""
     if isinstance(mask, str | Path):
         path, name = Path(mask), f" {mask}"
@@ -193,15 +193,7 @@ def read_mask(mask: ArrayLike | str | Path) -> tuple[Mask, NDArray[np.float64] |
         raise InputError(f"A mask has three axes. Got shape {inside.shape}.")
     if not inside.any():
         raise InputError(f"The mask{name} is empty; it must hold at least one voxel that is not 0.")
-    return inside, affine
-
-
-def require_same_place(mask_affine: NDArray[np.float64] | None, affine: NDArray[np.float64]) -> None:
-    """Raise an error where a mask's affine is not that of the images."""
-    if mask_affine is not None and np.abs(mask_affine - affine).max() > TOLERANCE:
-        raise InputError(
-            "The mask lies elsewhere than the images (another affine); resample it to their grid."
-        )
+    return ReadMask(inside, affine)
 
 
 def write_volume(
@@ -217,9 +209,9 @@ def write_volume(
         (x, y, z).
     like
         The image (a path or a nibabel image) whose affine, its codes, units and description are kept; it is
-        never overwritten. Or an affine (4, 4) to mm, for an image of its own.
+        never overwritten. Or an affine (4, 4) to mm, for a new image.
     mni
-        Whether the affine leads to MNI space; the header says so.
+        Whether the affine leads to MNI space; the header then records it.
     intent
         What the values are, as nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
     """
@@ -252,9 +244,6 @@ def write_volume(
         image.header.set_intent(*intent)
     content = image.to_bytes()
     return write_whole(path, gzip.compress(content, LEVEL, mtime=0) if path.suffix == ".gz" else content)
-
-
-# -- headers -----------------------------------------------------------------------------------------------
 
 
 def _load(path: Path) -> Any:
@@ -325,42 +314,34 @@ def _majority(headers: Mapping[int, Frame], problems: dict[int, str], paths: Seq
         _raise_problems(paths, problems)
     total = plural(len(headers), "file")
     shape, count = Counter(header.shape for header in headers.values()).most_common(1)[0]
-    kinds: list[tuple[Frame, list[int]]] = []  # headers with one affine, and their positions
+    alike: dict[int, list[int]] = {}  # positions of the images with one affine, by the first of them
     for k, header in headers.items():
         if header.shape != shape:
             expected = f"expected {_times(shape)} as in {count} of {total}"
             problems[k] = f"has {_times(header.shape)} voxels, {expected}"
-            continue
-        same = (members for other, members in kinds if _same_affine(header.affine, other.affine))
-        members = next(same, None)
-        if members is None:
-            kinds.append((header, [k]))
         else:
-            members.append(k)
-    usual, usual_members = max(kinds, key=lambda kind: len(kind[1]))
-    for header, members in kinds:
-        if header is not usual:
-            difference = f"{_affine_difference(header, usual)} as in {len(usual_members)} of {total}"
-            problems.update(dict.fromkeys(members, difference))
-    return usual
+            first = next((f for f in alike if _same(header.affine, headers[f].affine)), k)
+            alike.setdefault(first, []).append(k)
+    most = max(alike, key=lambda first: len(alike[first]))
+    for first in alike.keys() - {most}:
+        difference = _affine_difference(headers[first], headers[most])
+        problems |= dict.fromkeys(alike[first], f"{difference} as in {len(alike[most])} of {total}")
+    return headers[most]
 
 
-def _same_affine(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE)
 
 
 def _affine_difference(header: Frame, usual: Frame) -> str:
     if header.orientation != usual.orientation:
         return f"has the orientation {header.orientation} against {usual.orientation}"
-    if not _same_affine(header.sizes, usual.sizes):
+    if not _same(header.sizes, usual.sizes):
         return f"has voxels of {_times(header.sizes)} mm, expected {_times(usual.sizes)} mm"
-    if not _same_affine(header.affine[:3, :3], usual.affine[:3, :3]):
+    if not _same(header.affine[:3, :3], usual.affine[:3, :3]):
         return "is rotated against the affine"
     shift = np.linalg.norm(header.affine[:3, 3] - usual.affine[:3, 3])
     return f"is shifted by {shift:.3g} mm against the affine"
-
-
-# -- values ------------------------------------------------------------------------------------------------
 
 
 def _read_checked(

@@ -79,8 +79,6 @@ class PooledDataset:
             if array is not None:
                 array.setflags(write=False)
 
-    # -- building ------------------------------------------------------------------------------------------
-
     @classmethod
     def from_arrays(
         cls,
@@ -121,8 +119,7 @@ class PooledDataset:
                 f"site has {len(site)} values for {plural(len(paths), 'image')}; give one for each."
             )
         if like is not None:
-            arrays = {"covariate_names": like.covariate_names, **arrays}
-            arrays |= like._coding()
+            arrays = {"covariate_names": like.covariate_names, **arrays, **like._coding()}
         inputs = Inputs.from_arrays(X, site=site, **arrays)
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
@@ -166,15 +163,13 @@ class PooledDataset:
     ) -> PooledDataset:
         """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
-        if like is None:
-            covariates = covariates_of(inputs, units)
-        elif inputs.covariate_names != like.covariate_names:
+        covariates = covariates_of(inputs, units) if like is None else like.covariates
+        names = tuple(covariate.name for covariate in covariates)
+        if inputs.covariate_names != names:
             raise InputError(
-                f"The pool has the covariates {list(like.covariate_names)}. Got "
-                f"{list(inputs.covariate_names)}; give the same in the same order."
+                f"The pool has the covariates {list(names)}. Got {list(inputs.covariate_names)}; give the "
+                "same in the same order."
             )
-        else:
-            covariates = like.covariates
         # The sites of the pool that these rows are like come first.
         sites = tuple(dict.fromkeys([*(() if like is None else like.sites), *inputs.sites]))
         ids = np.arange(1, inputs.n_rows + 1).astype(str) if inputs.ids is None else inputs.ids
@@ -198,8 +193,6 @@ class PooledDataset:
         """Return the levels and the task that other rows must have to be comparable."""
         levels = {covariate.name: covariate.levels for covariate in self.covariates}
         return {"levels": levels, "task": self.task}
-
-    # -- looking -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.site)
@@ -274,8 +267,6 @@ class PooledDataset:
         features = pd.DataFrame(self.X, columns=list(self.feature_names))
         return pd.concat([pd.DataFrame(columns), features], axis=1)
 
-    # -- selecting -----------------------------------------------------------------------------------------
-
     def __getitem__(self, rows: Any) -> PooledDataset:
         """Select rows by a mask, positions or a slice; sites and scales stay those of the whole."""
         positions = np.arange(len(self))[rows]
@@ -327,8 +318,6 @@ class PooledDataset:
         label = f"{target:g}" if isinstance(target, float) else str(target)
         _require_names("class", [label], sorted(set(self.y)))
         return np.asarray(self.y == label)
-
-    # -- splitting -----------------------------------------------------------------------------------------
 
     def split(
         self, test_size: float = 0.2, *, stratify: Stratum | Sequence[Stratum] = "site", random_state: int = 0

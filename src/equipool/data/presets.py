@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from equipool.checks.findings import listed, plural
 from equipool.data.bids import MissingImages, require_partners
+from equipool.data.roles import plain_name
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
 
@@ -73,20 +74,19 @@ def read_adni(
     Returns
     -------
     A frame with ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
-    and ``mmse``, ``image_id``, ``visit`` and ``date`` where known.
+    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
     """
     path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
     folder = path.parent if images is None else Path(images)
-    files = _nifti_files(folder)
-    by_image = _by_id(files, folder, ADNI_IMAGE)
+    files = _images_by_id(folder, ADNI_IMAGE)
     table["key"] = table["subject"]
     if "image" in table:
         table["image"] = "I" + table["image"].str.strip().str.upper().str.removeprefix("I")
         table["key"] = table["image"]
-    if not table["key"].isin(by_image["key"]).any():
+    if not table["key"].isin(files["key"]).any():
         table["key"] = table["subject"]
-        by_image = _by_id(files, folder, ADNI_SUBJECT)
-    frame = _joined(table, by_image, path, groups, missing_images).rename(columns={"image": "image_id"})
+        files = _images_by_id(folder, ADNI_SUBJECT)
+    frame = _joined(table, files, path, groups, missing_images).rename(columns={"image": "image_id"})
     frame.insert(2, "site", _vendors(frame["protocol"], frame["participant_id"], path))
     return frame.drop(columns="protocol")
 
@@ -111,14 +111,14 @@ def read_adcp(
 
     Returns
     -------
-    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and ``mmse`` where known.
+    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one with ADCP's table and images.")
     path, table = _find_table(folder, ADCP_COLUMNS, "ADCP's table")
     ids = "|".join(re.escape(name) for name in sorted(table["subject"], key=len, reverse=True))
-    images = _by_id(_nifti_files(folder), folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
+    images = _images_by_id(folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
     frame = _joined(table.assign(key=table["subject"]), images, path, groups, missing_images)
     if "site" not in frame:
         frame.insert(2, "site", [_site_folder(one.relative_to(folder), path) for one in frame["path"]])
@@ -130,26 +130,25 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
     if source.is_dir():
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
         if len(tables) != 1:
-            seen = listed(path.name for path in tables) or "none"
+            files = listed(path.name for path in tables) or "none"
             raise InputError(
-                f"{source} should hold one .csv or .tsv file, {what}; it has {seen}. Put the one there."
+                f"{source} should hold one .csv or .tsv file, {what}; it has {files}. Keep one there."
             )
         source = tables[0]
-    plain = {re.sub(r"[^a-z0-9]", "", name.lower()): name for name in map(str, read_table(source).columns)}
-    names = {
-        ours: next((plain[one] for one in theirs if one in plain), "") for ours, theirs in columns.items()
-    }
+    numbers = {*columns["age"], *columns["mmse"]}
+    frame = read_table(source, labels=lambda names: [n for n in names if plain_name(n) not in numbers])
+    there = {plain_name(name): name for name in map(str, frame.columns)}
+    names = {our: next((there[one] for one in usual if one in there), None) for our, usual in columns.items()}
     absent = [
-        f"{ours} ({', '.join(columns[ours])})" for ours in columns if not names[ours] and ours not in OPTIONAL
+        f"{our} ({', '.join(columns[our])})" for our in columns if not names[our] and our not in OPTIONAL
     ]
     if absent:
         raise InputError(
             f"{source.name} lacks columns of {what}: {'; '.join(absent)}. It has "
-            f"{listed(plain.values(), shown=20)}; add what is missing, or rename columns."
+            f"{listed(there.values(), shown=20)}; add what is missing, or rename columns."
         )
     ours = {name: our for our, name in names.items() if name}
-    labels = [name for name, our in ours.items() if our not in ("age", "mmse")]
-    frame = read_table(source, labels=labels)[list(ours)].rename(columns=ours)
+    frame = frame[list(ours)].rename(columns=ours)
     blank = [our for our in ("subject", "dx", "sex") if frame[our].isna().any()]
     if blank:
         raise InputError(
@@ -198,25 +197,20 @@ def _of_groups(table: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFram
     return table[inside]
 
 
-def _nifti_files(folder: Path) -> list[Path]:
-    files = sorted(path for ending in ("nii", "nii.gz") for path in folder.rglob(f"*.{ending}"))
+def _images_by_id(folder: Path, id: re.Pattern[str]) -> pd.DataFrame:
+    """Return the id of each image, from its name or else from its folders; its path where it has none."""
+    files = sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])
     if not files:
         raise InputError(
             f"{folder} and its folders hold no .nii or .nii.gz files; give the folder of the images."
         )
-    return files
-
-
-def _by_id(files: Iterable[Path], folder: Path, id: re.Pattern[str]) -> pd.DataFrame:
-    """Return the id of each file, from its name or else from its folders; its path where it has none."""
-    rows = []
-    for path in files:
-        place = str(path.relative_to(folder))
-        ids = set(id.findall(path.name)) or set(id.findall(place))
+    keys = []
+    for place in (str(path.relative_to(folder)) for path in files):
+        ids = set(id.findall(Path(place).name)) or set(id.findall(place))
         if len(ids) > 1:
             raise InputError(f"{place} could belong to {listed(sorted(ids))}; leave one id in its name.")
-        rows.append({"key": ids.pop() if ids else place, "path": path})
-    return pd.DataFrame(rows)
+        keys.append(ids.pop() if ids else place)
+    return pd.DataFrame({"key": keys, "path": files})
 
 
 def _joined(
@@ -226,7 +220,7 @@ def _joined(
     groups: Sequence[str] | None,
     missing_images: MissingImages,
 ) -> pd.DataFrame:
-    """Join rows and images by key; images of rows of other groups are no concern."""
+    """Join rows and images by key; images of rows of other groups are ignored."""
     rows = _of_groups(table, groups)
     images = images[~images["key"].isin(set(table["key"]) - set(rows["key"]))]
     for part, what in ((rows, f"rows of {path.name}"), (images, "images")):

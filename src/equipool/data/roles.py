@@ -53,12 +53,11 @@ def guess_roles(
     {'site': 'Scanner', 'covariates': ['AGE', 'Sex'], 'id': 'Subject ID'}
     """
     taken = {*taken}
-    free = {name: _plain(name) for name in map(str, columns) if name not in taken}
+    free = {name: plain_name(name) for name in map(str, columns) if name not in taken}
     guessed: dict[str, Any] = {}
     for role in (role for role in ROLES if role in roles):
         if role == "covariates":
-            names = [_guess(free, what, "--covariate") for what in ("age", "sex")]
-            guessed[role] = [name for name in names if name]
+            guessed[role] = [name for what in ("age", "sex") if (name := _guess(free, what, "--covariate"))]
         else:
             guessed[role] = _guess(free, role, f"--{role}")
     return {role: name for role, name in guessed.items() if name}
@@ -67,7 +66,7 @@ def guess_roles(
 def named_like_a_role(name: str) -> bool:
     """Return whether a column is called as ids, sites, covariates or targets are."""
     words = {word for groups in NAMES.values() for group in groups for word in group.split()}
-    plain = _plain(name)
+    plain = plain_name(name)
     return any(plain.endswith(ending) and plain.removesuffix(ending) in words for ending in ENDINGS)
 
 
@@ -76,12 +75,13 @@ def _guess(columns: dict[str, str], what: str, flag: str) -> str | None:
         fits = [name for name, plain in columns.items() if plain in group.split()]
         if len(fits) > 1:
             raise InputError(
-                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; say which with {flag}."
+                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; choose one with {flag}."
             )
         if fits:
             return fits[0]
     return None
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a column's name in lower case, without separators."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

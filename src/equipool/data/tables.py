@@ -7,7 +7,6 @@ import lzma
 import warnings
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,25 +18,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
-from equipool.checks.findings import Finding, by_level, listed, plural, rows_text
+from equipool.checks.findings import Finding, by_level, note, plural, rows_text, warning
+from equipool.checks.inputs import refuse_double_names
 from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
 from equipool.files import write_whole
 
-INTENSITY = "median intensity"  # of an image, which stands for features in the pre-flight report
+INTENSITY = "median intensity"  # of an image: its one feature in the pre-flight report
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
 PARQUET = {".parquet", ".pq"}
-DAMAGED = (
-    pd.errors.ParserError,
-    OSError,
-    EOFError,
-    ValueError,
-    zipfile.BadZipFile,
-    lzma.LZMAError,
-    zlib.error,
-)
+DAMAGED = (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 
 
 def read_table(
@@ -92,7 +84,7 @@ def check(
     progress: bool = False,
     **roles: Unpack[Roles],
 ) -> PreflightReport:
-    """Tell whether the sites of a table can be pooled, and at what price.
+    """Report whether the sites of a table can be pooled, and what prevents it.
 
     Parameters
     ----------
@@ -111,15 +103,15 @@ def check(
     task
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
-        ``"error"`` or ``"impute"``: whether missing features stand in the way.
+        ``"error"`` or ``"impute"``: whether missing features are an error.
     progress
-        Whether to say on a terminal how far the reading of images is.
+        Whether to show the progress of reading images on the terminal.
 
     Examples
     --------
-    >>> people = pd.DataFrame({"site": list("AAABBB"), "age": [20, 30, 40, 60, 70, 80],
-    ...                        "volume": [9.1, 8.9, 8.4, 7.0, 6.8, 6.1]})
-    >>> report = check(people, site="site", covariates="age")
+    >>> table = pd.DataFrame({"site": list("AAABBB"), "age": [20, 30, 40, 60, 70, 80],
+    ...                       "volume": [9.1, 8.9, 8.4, 7.0, 6.8, 6.1]})
+    >>> report = check(table, site="site", covariates="age")
     >>> report.ok
     True
     >>> [finding.code for finding in report.warnings]
@@ -129,9 +121,8 @@ def check(
         table = read_table(table, labels=label_columns(site, roles))
     if images is None:
         return preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
-    paths = image_paths(table, images)
     inputs = Inputs.from_frame(table, site=site, images=images, **roles)
-    brightness, findings, measured = _look_at_images(paths, images, mask, progress)
+    brightness, findings, measured = _look_at_images(image_paths(table, images), images, mask, progress)
     report = preflight(with_intensity(inputs, brightness), missing=missing, measured=measured)
     return replace(report, findings=by_level([*report.findings, *findings]))
 
@@ -145,22 +136,23 @@ def with_intensity(inputs: Inputs, brightness: Sequence[float] | NDArray[Any]) -
 def _look_at_images(
     paths: Sequence[Path], column: str, mask: str | Path | None, progress: bool
 ) -> tuple[tuple[float, ...], list[Finding], NDArray[np.float64]]:
-    """Read images; return the median intensity of each, what is to be said, and the means of regions."""
+    """Read images; return the median intensity of each, the findings, and the means of regions."""
     regions: list[NDArray[np.float64]] = []
-    inside = True if mask is None else read_mask(mask)[0]
+    chosen = None if mask is None else read_mask(mask)
+    inside = True if chosen is None else chosen.inside
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquipoolWarning)
         grid = check_volumes(
             paths,
-            mask=mask,
+            mask=chosen,
             progress=progress,
             each=lambda _, values: regions.append(region_means(np.where(inside, values, 0.0))),
         )
     # At brightness 1, and where there is brain in most images.
     measured = np.stack(regions) / np.array(grid.brightness)[:, None]
     measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
-    findings = [Finding("warning", "image-intensities", str(one.message), (column,)) for one in caught]
-    findings.append(Finding("note", "images", f"{plural(len(paths), 'image')} of {grid}.", (column,)))
+    findings = [warning("image-intensities", str(one.message), column) for one in caught]
+    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", column))
     return grid.brightness, findings, measured
 
 
@@ -178,9 +170,6 @@ def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
 def label_columns(site: str, roles: Mapping[str, Any]) -> list[str]:
     """Return the columns of a table that must be read as text."""
     return [name for name in (site, roles.get("id")) if name]
-
-
-# -- files -------------------------------------------------------------------------------------------------
 
 
 def table_kind(path: Path) -> str:
@@ -219,22 +208,20 @@ def _readable(path: Path) -> Iterator[None]:
             yield
     except InputError:
         raise
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{path.name} is empty; it needs a header and at least one row.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path.name} is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet."
-        ) from error
-    except pd.errors.ParserWarning as error:
-        raise InputError(
-            f"{path.name} has rows with more cells than the header has names; name every column (R: "
-            "write.csv(..., row.names = FALSE))."
-        ) from error
-    except DAMAGED as error:
-        raise InputError(
-            f"{path.name} cannot be read as a table ({first_line(error)}); open it and save it anew, "
-            "or give another file."
-        ) from error
+    except (*DAMAGED, pd.errors.ParserWarning) as error:
+        what = (
+            f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another file"
+        )
+        if isinstance(error, pd.errors.EmptyDataError):
+            what = "is empty; it needs a header and at least one row"
+        elif isinstance(error, UnicodeDecodeError):
+            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
+        elif isinstance(error, pd.errors.ParserWarning):
+            what = (
+                "has rows with more cells than the header has names; name every column (R: "
+                "write.csv(..., row.names = FALSE))"
+            )
+        raise InputError(f"{path.name} {what}.") from error
 
 
 def _read_rows(path: Path, **options: Any) -> pd.DataFrame:
@@ -242,19 +229,13 @@ def _read_rows(path: Path, **options: Any) -> pd.DataFrame:
 
 
 def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
-    """Return the column names and the separator: that of the file's kind, or one that finds more columns."""
-    names = _names(path, delimiter)
-    if len(names) == 1:
-        for mark in (mark for mark in ",\t;|" if mark in names[0]):
-            split = _names(path, mark)
-            if len(split) > len(names):
-                names, delimiter = split, mark
-    double = sorted(name for name, count in Counter(names).items() if count > 1 and name)
-    if double:
-        raise InputError(
-            f"{path.name} has the column {listed(double)} more than once; rename or drop the copies."
-        )
-    return names, delimiter
+    """Return the column names and the separator: that of the file's kind, or one that gives more columns."""
+    names = {delimiter: _names(path, delimiter)}
+    if len(names[delimiter]) == 1:
+        names |= {mark: _names(path, mark) for mark in ",\t;|" if mark in names[delimiter][0]}
+    delimiter = max(names, key=lambda mark: len(names[mark]))
+    refuse_double_names(filter(None, names[delimiter]), path.name)
+    return names[delimiter], delimiter
 
 
 def _names(path: Path, delimiter: str) -> list[str]:
@@ -266,10 +247,9 @@ def _names(path: Path, delimiter: str) -> list[str]:
 
 def _has_decimal_commas(frame: pd.DataFrame) -> bool:
     """Whether some column of text is numbers with a comma, as spreadsheets of many countries write them."""
-    for name in frame.columns:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
-            present = frame[name].dropna().astype(str).str.strip()
-            with_comma = present.str.fullmatch(r"[-+]?\d+,\d+").mean() if len(present) else 0.0
-            if with_comma > 0 and present.str.fullmatch(r"[-+]?\d+(,\d+)?").mean() > 0.5:
-                return True
+    for name in frame.select_dtypes(exclude="number"):
+        text = frame[name].dropna().astype(str).str.strip()
+        is_number = text.str.fullmatch(r"[-+]?\d+(,\d+)?")
+        if is_number.mean() > 0.5 and text[is_number].str.contains(",").any():
+            return True
     return False

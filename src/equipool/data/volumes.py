@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
-from equipool.data.nifti import check_volumes, read_mask, read_volume, require_same_place, write_volume
+from equipool.data.nifti import ReadMask, check_volumes, read_mask, read_volume, write_volume
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import cache_folder, file_sha256, read_json, write_json
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-ChosenMask = tuple[Mask, NDArray[np.float64] | None]  # with the affine of its file
 Rows = Any  # positions, a mask or a slice
 
 SCHEMA = 1  # raised when the same files are cached otherwise
 LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
-CHANGED = "Some images changed while they were read; try again when they rest."
+CHANGED = "Some images changed while they were read; try again when nothing writes to them."
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
 
 
@@ -70,8 +69,6 @@ class Volumes:
     def __post_init__(self) -> None:
         for array in (self.mask, self.affine, self.rows):
             array.setflags(write=False)
-
-    # -- building ------------------------------------------------------------------------------------------
 
     @classmethod
     def from_array(
@@ -122,20 +119,19 @@ class Volumes:
         jobs
             How many files to read at a time.
         progress
-            Whether to say on the terminal how far it is.
+            Whether to show progress on the terminal.
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
         folder = Path(cache or cache_folder() / "images") / _key(files, chosen)
         volumes = _open(folder, files)
         if volumes is None:
-            _build(folder, files, chosen, jobs=jobs, progress=progress)
+            with _taking_the_place_of(folder) as new:
+                _fill(new, files, chosen, jobs=jobs, progress=progress)
             volumes = _open(folder, files)
         if volumes is None:
             raise EquipoolError(CHANGED)
         return volumes
-
-    # -- looking -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -159,8 +155,6 @@ class Volumes:
         paths = tuple(self.paths[k] for k in positions) if self.paths else ()
         return replace(self, rows=self.rows[positions], paths=paths)
 
-    # -- reading -------------------------------------------------------------------------------------------
-
     def read(self, rows: Rows = None) -> FloatArray:
         """Return the values of some images of this selection (default: all), (images, voxels)."""
         chosen = self.rows if rows is None else np.atleast_1d(self.rows[rows])
@@ -181,8 +175,6 @@ class Volumes:
             values *= self.scales[rows, :1]
             values += self.scales[rows, 1:]
         return values
-
-    # -- back to images ------------------------------------------------------------------------------------
 
     def unmask(self, values: ArrayLike, fill: float = 0.0) -> FloatArray:
         """Put voxels back in their places: (n, voxels) → (n, x, y, z), (voxels,) → (x, y, z)."""
@@ -218,17 +210,14 @@ class Volumes:
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
 
 
-# -- the cache ---------------------------------------------------------------------------------------------
-
-
-def _key(files: tuple[Path, ...], chosen: ChosenMask | None) -> str:
+def _key(files: tuple[Path, ...], chosen: ReadMask | None) -> str:
     """Return the name of the cache of these files with this mask."""
     digest = hashlib.sha256(f"{SCHEMA}".encode())
     for path in files:
         digest.update(f"\0{os.path.abspath(path)}".encode())
     if chosen is not None:
-        mask, affine = chosen
-        digest.update(f"\0{mask.shape}{affine}".encode() + np.packbits(mask).tobytes())
+        place = f"\0{chosen.inside.shape}{chosen.affine}"
+        digest.update(place.encode() + np.packbits(chosen.inside).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -266,10 +255,9 @@ def _unchanged(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> 
     return True
 
 
-def _build(
-    folder: Path, files: tuple[Path, ...], chosen: ChosenMask | None, *, jobs: int, progress: bool
-) -> None:
-    """Build under another name and rename at the end, so that no half of a cache is ever taken for one."""
+@contextmanager
+def _taking_the_place_of(folder: Path) -> Iterator[Path]:
+    """Give a new folder that is renamed at the end, so that no half of a cache is ever taken for one."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
@@ -277,7 +265,7 @@ def _build(
         ) as work:
             partial = Path(work) / "new"
             partial.mkdir()
-            _fill(partial, files, chosen, jobs=jobs, progress=progress)
+            yield partial
             with suppress(FileNotFoundError):
                 folder.rename(Path(work) / "old")  # a cache of images that have changed
             partial.rename(folder)
@@ -289,9 +277,9 @@ def _build(
 
 
 def _fill(
-    folder: Path, files: tuple[Path, ...], chosen: ChosenMask | None, *, jobs: int, progress: bool
+    folder: Path, files: tuple[Path, ...], chosen: ReadMask | None, *, jobs: int, progress: bool
 ) -> None:
-    mask, mask_affine = chosen or (None, None)
+    mask = None if chosen is None else chosen.inside
     scales = np.zeros((len(files), 2), dtype=np.float32)
     stats = [_stat(path) for path in files]
     with (folder / VALUES).open("wb") as stream:
@@ -300,8 +288,7 @@ def _fill(
             quantised, scales[k] = _quantised(image.ravel() if mask is None else image[mask])
             stream.write(quantised.tobytes())
 
-        grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
-    require_same_place(mask_affine, grid.affine)
+        grid = check_volumes(files, mask=chosen, jobs=jobs, progress=progress, each=keep)
     if mask is None:
         mask = _derived_mask(grid.present, len(files))
         _compact(folder, len(files), mask)
@@ -334,11 +321,9 @@ def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32,
     whole = high - low <= LEVELS and bool((values == np.rint(values)).all())
     scale = np.float32(1.0 if whole else max((high - low) / LEVELS, float(np.finfo(np.float32).tiny)))
     lowest = np.float32(-(LEVELS // 2))
-    if low <= 0 <= high:
-        # Rounded as in reading, so that the two cancel.
+    offset = np.float32(low - float(scale) * float(lowest))
+    if low <= 0 <= high:  # rounded as in reading, so that the two cancel
         offset = -(scale * np.float32(np.rint(-low / scale) + lowest))
-    else:
-        offset = np.float32(low - float(scale) * float(lowest))
     steps = np.rint((values.astype(np.float64) - float(offset)) / float(scale))
     limits = np.iinfo(np.int16)
     return np.clip(steps, limits.min, limits.max).astype(np.int16), (scale, offset)

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.checks import Inputs
 from equipool.checks.findings import listed, plural
-from equipool.checks.inputs import parse_labels
+from equipool.checks.inputs import parse_labels, require_length
 from equipool.estimators.persistence import save
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.sites.passes import site_rows
@@ -126,10 +126,7 @@ def _labels(name: str, values: Any, rows: int) -> NDArray[Any]:
 
 def chosen_rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
     """Return the values of the rows to learn from."""
-    if len(values) != len(rows):
-        raise InputError(
-            f"{name} has {len(values)} values but X has {len(rows)} rows; give one for each row."
-        )
+    require_length(name, values, len(rows))
     return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
 
 

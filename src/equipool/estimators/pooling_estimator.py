@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
+from equipool.checks.inputs import require_length
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
@@ -122,10 +123,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             features = self._features(X, reset=True)
         rows = len(features)
         y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        if isinstance(features, Volumes) and site is not None and len(site) != rows:
-            raise InputError(
-                f"site has {len(site)} values but X has {rows} rows; give one for each row of X."
-            )
+        if site is not None:
+            require_length("site", site, rows)
         inputs = Inputs.from_arrays(
             None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
             site=np.zeros(rows, dtype=int) if site is None else site,
@@ -134,6 +133,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             task=self.task,
         )
         check_for_fit(inputs, site_given=site is not None)
+        self._require_widths()
         self._require_fitting_modules(features.shape[1])
         self._seed = 0 if self.random_state is None else int(self.random_state)
         self.front_ = fit_front(self.front, features, y, site=site, covariates=covariates)
@@ -223,6 +223,7 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _new_network(self) -> nn.Module:
         """Return the network of this fit before it is trained, in the precision of its use."""
+        self._require_widths()
         n_outputs = self._n_outputs()
         return self._build(self.n_features_in_, len(self.covariates_), n_outputs).double()
 
@@ -317,6 +318,11 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
         return table
+
+    def _require_widths(self) -> None:
+        for name in ("n_latent", "hidden"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1. Got {getattr(self, name)}.")
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user that do not fit the data and n_latent."""

@@ -14,8 +14,8 @@ from sklearn.base import OneToOneFeatureMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from equipool.checks import Inputs, Missing, check_inputs, refuse_text
-from equipool.checks.errors import warn_of_no_site, warn_of_small_sites
+from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
+from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
@@ -187,7 +187,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             covariates=None if covariates is None else encoding.apart(frame),
             y=None if y is None else chosen_rows(y, rows, "y"),
         )
-        self._check(inputs, site_given=site is not None)
+        self._check(inputs)
+        nothing = "there is nothing to harmonize"
+        check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         self.sites_, site_index = np.unique(inputs.site.astype(str), return_inverse=True)
         participant = np.arange(len(x)) if subject is None else participants(subject, rows)
@@ -208,8 +210,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
-    def _check(self, inputs: Inputs, *, site_given: bool) -> None:
-        """Refuse settings and inputs that cannot be fitted."""
+    def _check(self, inputs: Inputs) -> None:
+        """Refuse settings that cannot be used, and a reference that is not among the sites."""
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
@@ -218,10 +220,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         for name in ("bending", "network"):
             if not isinstance(getattr(self, name), bool | np.bool_ | None):
                 raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
-        one_site = not site_given and len(set(inputs.site)) == 1
-        check_inputs(inputs, missing=self.missing, one_site=one_site)
-        if one_site:
-            warn_of_no_site("there is nothing to harmonize")
         names, reference = sorted(set(inputs.site.astype(str))), str(parse_labels([self.reference_site])[0])
         # 2 and 2.0 are the same site.
         if self.reference_site is not None and not {reference, f"{reference}.0"} & set(names):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
-HOW = """\
-bash:  eval "$(equipool completion bash)"           in ~/.bashrc
-zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit
-fish:  equipool completion fish | source            in ~/.config/fish/config.fish"""
+from equipool.cli.parser import build_parser
 
 BASH = """\
 _equipool() {{
@@ -30,22 +28,9 @@ complete -o default -F _equipool equipool
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "completion",
-        help="print what a shell needs to complete equipool's commands",
-        description="Print completion for a shell; files are completed where an option takes one.",
-        epilog=HOW,
-    )
-    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
-    # The parsers of all commands, complete once they are all added.
-    command.set_defaults(command=run, parsers=commands.choices)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    parsers: dict[str, argparse.ArgumentParser] = arguments.parsers
+    parsers = build_parser()[1]
     if arguments.shell == "fish":
         print("\n".join(_fish(parsers)))
         return 0
@@ -55,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
+def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     options, values = [], []
     for name, parser in parsers.items():
         flags = [flag for action in parser._actions for flag in action.option_strings if flag != "-h"]
@@ -69,7 +54,7 @@ def _bash(parsers: dict[str, argparse.ArgumentParser]) -> str:
     return BASH.format(commands=" ".join(parsers), options="\n".join(options), values="\n".join(values))
 
 
-def _fish(parsers: dict[str, argparse.ArgumentParser]) -> list[str]:
+def _fish(parsers: Mapping[str, argparse.ArgumentParser]) -> list[str]:
     lines = [f"complete -c equipool -n __fish_use_subcommand -f -a '{' '.join(parsers)}'"]
     for name, parser in parsers.items():
         here = f"complete -c equipool -n '__fish_seen_subcommand_from {name}'"

@@ -5,25 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from equipool.cli import options
+from equipool.benchmark.datasets import list_datasets, load_dataset, require_dataset
 from equipool.exceptions import InputError
 
 COLUMNS = ("name", "people", "sites", "source", "cached")
-
-
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    command = commands.add_parser(
-        "datasets",
-        help="list or fetch the datasets of the benchmark",
-        description="List the datasets of the benchmark, or fetch some into the cache (the folder that the "
-        "environment variable EQUIPOOL_CACHE names, else the user's own).",
-    )
-    option = command.add_argument
-    option("action", nargs="?", choices=("list", "fetch"), default="list", help="default: list")
-    option("names", nargs="*", metavar="DATASET", help="fetch: such as german")
-    options.add_common(command, "json")
-    command.set_defaults(command=run, go_on="Files that were fetched are kept; run it again to go on.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,8 +21,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from equipool.benchmark.datasets import list_datasets
-
     rows = list_datasets()
     if arguments.json:
         print(json.dumps({"datasets": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}))
@@ -50,8 +33,6 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
-    from equipool.benchmark.datasets import load_dataset, require_dataset
-
     for name in arguments.names:
         require_dataset(name)
     fetched = []
@@ -59,7 +40,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
         split = load_dataset(name)
         fetched.append({"name": name, "train": len(split.train), "test": len(split.test)})
         if not arguments.json:
-            print(f"{name}: {len(split.train)} rows to fit on, {len(split.test)} to judge on")
+            print(f"{name}: {len(split.train)} training rows, {len(split.test)} test rows")
     if arguments.json:
         print(json.dumps({"fetched": fetched}))
     return 0

@@ -1,0 +1,167 @@
+"""``equipool apply``: a saved model on new participants."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from equipool.checks import require_columns
+from equipool.checks.inputs import parse_covariates
+from equipool.cli import derivative
+from equipool.cli.outputs import announce, check_out, content_hash, whole_or_nothing
+from equipool.cli.source import chosen, read_rows
+from equipool.data import Volumes
+from equipool.data.bids import write_description
+from equipool.data.tables import image_paths
+from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
+from equipool.estimators.training_data import volumes_for
+from equipool.exceptions import InputError
+from equipool.files import file_sha256, read_json, write_json
+from equipool.progress import say
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Apply a model of images to images, and one of tables to tables."""
+    inner = arguments.model / "model"
+    folder = inner if inner.is_dir() else arguments.model
+    model = load(folder)
+    pooler = _pooler(arguments, model)
+    frame, images = read_rows(arguments, fits=False, fitted_site=_fitted_site(folder))
+    facts = {
+        "model": str(arguments.model.resolve()),
+        "source": str(arguments.table.resolve()),
+        "site": arguments.site,
+        "id": arguments.id,
+        "unseen_site": arguments.unseen_site,
+        "codes": arguments.codes,
+        "model_json": file_sha256(folder / "model.json"),
+        "content": content_hash(frame),
+    }
+    check_out(arguments, facts)
+    of_images = getattr(model, "mask_", None) is not None
+    if of_images != (images is not None):
+        raise InputError(
+            f"The model in {arguments.model} is of {'images' if of_images else 'tables'}, and "
+            f"{arguments.table} is read as {'images' if images else 'a table'}; give what it was fitted on."
+        )
+    require_columns(frame, [arguments.site] if arguments.site else [])
+    if images is not None:
+        return _apply_to_images(arguments, model, pooler, frame, image_paths(frame, images), facts)
+    if not isinstance(model, SiteHarmonizer):
+        raise InputError(
+            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not apply to tables; "
+            "use its Python interface."
+        )
+    return _apply_to_table(arguments, model, frame, facts)
+
+
+def _pooler(arguments: argparse.Namespace, model: Any) -> Any:
+    """Return the model of the codes, or ``None`` where none is asked for."""
+    if hasattr(model, "network_"):
+        return model
+    folder = arguments.model / "pooler"
+    if arguments.codes and not folder.is_dir():
+        raise InputError(
+            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave it "
+            "out."
+        )
+    return load(folder) if arguments.codes else None
+
+
+def _fitted_site(model: Path) -> str | None:
+    """Return the column that `harmonize` had for the site, if its summary is still beside the model."""
+    summary = read_json(model.resolve().parent / "summary.json")
+    site = summary.get("site") if isinstance(summary, dict) else None
+    return site if isinstance(site, str) else None
+
+
+def _apply_to_table(
+    arguments: argparse.Namespace, model: SiteHarmonizer, frame: pd.DataFrame, facts: dict[str, Any]
+) -> int:
+    features = list(getattr(model, "feature_names_in_", ()))
+    if not features:
+        raise InputError(
+            f"{arguments.model} was fitted on an array without names, so a table's columns are unknown; "
+            "fit it on a data frame, or with `equipool harmonize`."
+        )
+    require_columns(frame, features)
+    names = list(model.encoding_.columns)
+    lacking = [name for name in names if name not in frame]
+    if lacking:
+        say(f"equipool: there is no column {', '.join(lacking)}; covariates are estimated from the data.")
+    given = {"site": chosen(frame, arguments.site), "covariates": chosen(frame, [] if lacking else names)}
+    model.set_params(unseen_site=arguments.unseen_site)
+    clean = model.transform(frame[features], **given)
+    if arguments.dry_run:
+        return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")
+    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
+        written = derivative.write_harmonized(new, arguments.table, frame, clean)
+        write_json(new / "summary.json", {**facts, "rows": len(frame)})
+    announce(arguments, {"harmonized": arguments.out / written}, rows=len(frame))
+    return 0
+
+
+def _apply_to_images(
+    arguments: argparse.Namespace,
+    model: Any,
+    pooler: Any,
+    frame: pd.DataFrame,
+    paths: tuple[Path, ...],
+    facts: dict[str, Any],
+) -> int:
+    out: Path = arguments.out
+    places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
+    volumes = volumes_for(paths, model.mask_, model.affine_mm_)
+    site, covariates = chosen(frame, arguments.site), None
+    harmonizes = isinstance(model, ImageHarmonizer) and site is not None
+    if not harmonizes and pooler is None:
+        raise InputError(
+            "Images are harmonized given their site; name its column with --site, or ask for --codes, which "
+            "need none."
+        )
+    if harmonizes:
+        names = [covariate.name for covariate in model.covariates_]
+        require_columns(frame, names)
+        covariates = chosen(frame, names)
+        # One image of a new site says nothing of it, so nothing is estimated in the trial.
+        model.set_params(unseen_site="error" if arguments.unseen_site == "error" else "pooled")
+        _try(model, volumes, site, covariates)
+        model.set_params(unseen_site=arguments.unseen_site)
+    if arguments.dry_run:
+        size = 4 * len(volumes) * model.mask_.size / 2**20 if harmonizes else 0
+        what = f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
+        return _say_dry(arguments, what)
+    made: dict[str, Any] = {"harmonized": out / "sub-…" / "anat"} if harmonizes else {}
+    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
+        write_description(new, "Harmonized brains", "apply")
+        if harmonizes:
+            derivative.write_volumes(new, places, volumes, model, site, covariates)
+        if pooler is not None:
+            made["codes"] = out / "codes.tsv"
+            derivative.write_codes(new, places, volumes, pooler)
+        if pooler is not None and pooler.task_ is not None:
+            made["predictions"] = out / "predictions.tsv"
+            derivative.write_predictions(new, places, volumes, pooler)
+        columns = [arguments.site, *(() if covariates is None else covariates)]
+        derivative.write_participants(new, places, frame, columns)
+        write_json(new / "summary.json", {**facts, "people": len(volumes)})
+    announce(arguments, made, people=len(volumes))
+    return 0
+
+
+def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.DataFrame | None) -> None:
+    """Meet unknown sites and covariates before anything is written: harmonize one image of each site."""
+    if covariates is not None:
+        names, levels = zip(*((one.name, one.levels) for one in model.covariates_), strict=True)
+        parse_covariates(covariates, names, levels)
+    rows = site.drop_duplicates().index
+    given = None if covariates is None else covariates.loc[rows]
+    model.transform(volumes[rows.to_numpy()], site=site.loc[rows], covariates=given)
+
+
+def _say_dry(arguments: argparse.Namespace, what: str) -> int:
+    announce(arguments, {"would write": what, "to": arguments.out})
+    return 0

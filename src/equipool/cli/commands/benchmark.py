@@ -1,0 +1,108 @@
+"""``equipool benchmark``: methods compared on held-out participants."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from equipool.benchmark.cohorts import is_brains
+from equipool.benchmark.datasets import require_dataset
+from equipool.benchmark.harmonized_images import run_volumes
+from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers, score_fold
+from equipool.benchmark.methods import ABLATION, METHODS, quick_settings, read_settings
+from equipool.benchmark.table1 import expected_runs, run_benchmark
+from equipool.cli.source import read_rows, roles
+from equipool.data import PooledDataset
+from equipool.data.tables import table_kind
+from equipool.exceptions import InputError
+from equipool.progress import duration
+from equipool.report.benchmark_figures import benchmark_figures, frontier_figure, volume_figures
+from equipool.report.style import save_figure
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benchmark, or the comparison of harmonizers, and draw it."""
+    if arguments.datasets[0] == "harmonizers":
+        return _benchmark_harmonizers(arguments)
+    for name in arguments.datasets:
+        require_dataset(name)  # before any folder is made
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise InputError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
+    methods = _methods(arguments, {"all": METHODS, "ablation": ABLATION})
+    settings = read_settings(arguments.settings) if arguments.settings else None
+    usual = 5 if any(map(is_brains, arguments.datasets)) else 3
+    if arguments.quick:
+        settings, usual = quick_settings(arguments.datasets, methods, settings), 1
+    seeds, out = arguments.seeds or usual, arguments.out
+    what: dict[str, Any] = {
+        "methods": methods,
+        "seeds": seeds,
+        "fresh": arguments.fresh,
+        "settings": settings,
+    }
+    if arguments.dry_run:
+        return _say_dry(arguments, "runs", *expected_runs(arguments.datasets, out, **what))
+    how = {"jobs": arguments.jobs, "fresh": arguments.fresh, "settings": settings}
+    runs = run_benchmark(arguments.datasets, out, methods=methods, seeds=seeds, **how)
+    figures = benchmark_figures(runs, out)
+    for name in filter(is_brains, arguments.datasets):
+        if not name.endswith("-hard"):  # where harmonized volumes and t-maps are judged too
+            result = run_volumes(name, out, splits=seeds, **how)
+            print(result.text)
+            figures += volume_figures(result, out)
+    print((out / "table.md").read_text(encoding="utf-8"))
+    print(f"Runs: {out / 'runs.csv'}\nTable: {out / 'table.md'}")
+    print("Figures: " + ", ".join(str(path) for path in figures))
+    return 0
+
+
+def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
+    if len(arguments.datasets) < 2:
+        raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
+    pools, subjects = {}, {}
+    for table in arguments.datasets[1:]:
+        # Each table may have other columns than the next.
+        call = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
+        if not table.startswith("simulated-"):
+            table_kind(call.table)  # before a folder is taken for one of images
+            read_rows(call)
+        name, pool, subject = read_pool(table, site=call.site, subject=call.subject, **roles(call))
+        name = name if name not in pools else table
+        pools[name], subjects[name] = pool, subject
+    methods, out = _methods(arguments, {"all": HARMONIZERS}), arguments.out
+    if arguments.dry_run:
+        tasks = 5 * arguments.repeats * len(pools)
+        seconds = sum(_fold_seconds(pool, methods) for pool in pools.values())
+        return _say_dry(arguments, "folds", tasks, tasks, 5 * arguments.repeats * seconds)
+    how = {"repeats": arguments.repeats, "jobs": arguments.jobs, "fresh": arguments.fresh}
+    folds = run_harmonizers(pools, out, methods=methods, subjects=subjects, **how)
+    figure = save_figure(frontier_figure(folds), out / "frontier.png")
+    print((out / "harmonizers.md").read_text(encoding="utf-8"))
+    print(f"Folds: {out / 'folds.csv'}\nFigure: {figure}")
+    return 0
+
+
+def _methods(arguments: argparse.Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
+    """Return the methods of a call, each once, with the names of groups resolved."""
+    return tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
+
+
+def _fold_seconds(pool: PooledDataset, methods: tuple[str, ...]) -> float:
+    """Return how long one fold takes: by doing one."""
+    start = time.perf_counter()
+    score_fold(pool, "", 0, 0, methods)
+    return time.perf_counter() - start
+
+
+def _say_dry(arguments: argparse.Namespace, what: str, wanted: int, todo: int, seconds: float) -> int:
+    """Say how much is to be done and how long it takes, give or take a factor of two."""
+    jobs = arguments.jobs or os.cpu_count() or 1
+    seconds = seconds / min(jobs, max(1, todo))
+    print(
+        f"{wanted} {what}, {wanted - todo} of them done; the rest takes about {duration(seconds)} "
+        f"(half to double) with {jobs} at a time.\nTo {arguments.out}."
+    )
+    return 0

@@ -1,0 +1,31 @@
+"""``equipool select``: choose settings of methods on validation splits."""
+
+from __future__ import annotations
+
+import argparse
+
+from equipool.benchmark.datasets import require_dataset
+from equipool.benchmark.methods import METHODS
+from equipool.benchmark.selection import select
+from equipool.cli.outputs import announce
+from equipool.exceptions import MissingExtraError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and say where the settings are."""
+    require_dataset(arguments.dataset)
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.") from None
+    select(
+        arguments.dataset,
+        arguments.out,
+        methods=METHODS if arguments.methods == ["all"] else arguments.methods,
+        trials=arguments.trials,
+        tolerance=arguments.tolerance,
+        jobs=arguments.jobs,
+    )
+    made = {"settings": arguments.out / "settings.json", "trials": arguments.out / "trials.csv"}
+    announce(arguments, made)
+    return 0

@@ -1,0 +1,48 @@
+"""``equipool simulate``: a BIDS folder of simulated brains from several scanners, with the truth."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from equipool.cli.outputs import announce, check_out, whole_or_nothing
+from equipool.exceptions import InputError
+from equipool.progress import counted
+from equipool.simulate.brains import custom_cohort, simulate_brains
+
+# What an earlier simulation may have written that this one does not.
+FILES = """
+participants.tsv dataset_description.json sub-*/anat/sub-*_desc-brain_T1w.nii.gz derivatives/truth/*.nii.gz
+derivatives/truth/traits.tsv derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz
+""".split()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate, write, and say what is where."""
+    check_out(arguments)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise InputError(f"--jobs must be at least 1. Got {arguments.jobs}.")
+    if arguments.seed < 0:
+        raise InputError(f"--seed must be 0 or more. Got {arguments.seed}.")
+    if (arguments.like == "custom") != (arguments.people is not None):
+        raise InputError("--people goes with --like custom: say how many participants each site has.")
+    if arguments.patients is not None and arguments.people is None:
+        raise InputError("--patients goes with --like custom and --people.")
+    like = custom_cohort(arguments.people, arguments.patients) if arguments.people else arguments.like
+    settings = {"overlap": arguments.overlap, "resolution": arguments.resolution}
+    brains = simulate_brains(like, **settings, random_state=arguments.seed)
+    with whole_or_nothing(arguments, {"like": arguments.like, "seed": arguments.seed}, FILES) as new:
+        written = brains.write(new, jobs=arguments.jobs or os.cpu_count() or 1)
+        for _ in counted(written, "Brains", len(brains)):
+            pass
+    counts = {site: int(n) for site, n in sorted(brains.people["site"].value_counts().items())}
+    out, truth = arguments.out, arguments.out / "derivatives" / "truth"
+    made = {"people": out / "participants.tsv", "scans": out / "sub-…" / "anat", "truth": truth}
+    announce(arguments, made, sites=counts)
+    if not arguments.json:
+        print(f"{len(brains)} participants: {', '.join(f'{site} {n}' for site, n in counts.items())}")
+        if len(counts) == 1:
+            half = len(brains) // 2 or 1
+            print(f"One site leaves nothing to pool; for two say, for example, --people {half} {half}.")
+        print(f"Next, try: equipool check {out}")
+    return 0

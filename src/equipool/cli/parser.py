@@ -1,0 +1,105 @@
+"""The parser of calls: help in the width of a small terminal, errors of one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from equipool.cli.options import COMMANDS, GROUPS, OPTIONS, Command
+from equipool.exceptions import did_you_mean
+from equipool.version import __version__
+
+WIDTH = 80
+WRONG_CALL = 2
+START = """\
+start here:
+  equipool check people.csv                     can these sites be pooled?
+  equipool harmonize people.csv --out results   then open results/report.html
+"""
+EXIT_CODES = """\
+exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong,
+3 a defect of equipool, 130 interrupted"""
+
+# What argparse says, as patterns, and how we say it.
+SENTENCES = (
+    (r"the following arguments are required: (-.*)", r"\1 is missing."),
+    (r"the following arguments are required: (.*)", r"\1 is missing (it goes before the options)."),
+    (r"argument (.+): invalid int value: (.*)", r"\1 must be a whole number. Got \2."),
+    (r"argument (.+): invalid float value: (.*)", r"\1 must be a number. Got \2."),
+    (r"argument (.+): expected (?:one|at least one) argument", r"\1 needs a value."),
+)
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of calls, and those of its commands by name."""
+    parser = Parser(
+        prog="equipool",
+        description="Pool multi-site datasets so that they can be analysed as one.",
+        epilog=START + EXIT_CODES,
+        usage="equipool [--help] [--version] COMMAND …",
+        add_help=False,
+    )
+    version = f"equipool {__version__}"
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
+    title = "commands (equipool COMMAND --help says more)"
+    commands = parser.add_subparsers(
+        title=title, prog="equipool", required=True, metavar="COMMAND", dest="name"
+    )
+    for name, command in COMMANDS.items():
+        epilog = command.epilog or EXIT_CODES
+        one = commands.add_parser(name, help=command.help, description=command.description, epilog=epilog)
+        one.declare(name, command)
+    return parser, commands.choices
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help in the width of a small terminal, short names beside their text."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=24, width=WIDTH)
+        self._action_max_length = 14  # argparse measures commands without their indent, and breaks lines
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of all calls, or of one command."""
+
+    def __init__(self, *, description: str, **settings: Any) -> None:
+        super().__init__(formatter_class=Help, description=textwrap.fill(description, WIDTH), **settings)
+
+    def declare(self, name: str, command: Command) -> None:
+        """Add a command's options; its usage shows those that a call must have."""
+        for word in command.options.split():
+            help, members = GROUPS.get(word, ("", word))
+            group = self.add_argument_group(word, help) if help else self
+            for option in members.split():
+                settings = OPTIONS.get(f"{name} {option}", OPTIONS[option])
+                group.add_argument(*option.split("/"), **settings)
+        must = [action for action in self._actions if action.required]
+        words = [f"{(*one.option_strings, '')[0]} {one.metavar or one.dest.upper()}".strip() for one in must]
+        self.usage = " ".join([self.prog, *words, "[options]"])
+        self.set_defaults(go_on=command.go_on, **command.constants)
+
+    def error(self, message: str) -> NoReturn:
+        """End with what is wrong and where help is."""
+        choice = re.fullmatch(r"argument (.+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+        if choice:
+            name, value, choices = choice[1], choice[2], choice[3].replace("'", "").split(", ")
+            hint = did_you_mean(value, choices, f"choose from {', '.join(choices)}.")
+            self._end(f"{name} cannot be {value!r}; {hint}")
+        for pattern, sentence in SENTENCES:
+            if match := re.fullmatch(pattern, message):
+                self._end(match.expand(sentence))
+        self._end(f"{message}.")
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> NoReturn:
+        """End with the nearest option that there is."""
+        options = [name for action in self._actions for name in action.option_strings]
+        hint = did_you_mean(arguments[0].partition("=")[0], options)
+        self._end(f"{' '.join(arguments)} means nothing here{f'; {hint}' if hint else '.'}")
+
+    def _end(self, sentence: str) -> NoReturn:
+        self.exit(WRONG_CALL, f"equipool: {sentence} See: {self.prog} --help\n")
