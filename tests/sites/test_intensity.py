@@ -138,7 +138,6 @@ def test_the_same_participants_differ_alike_on_all_scanners(seed, monkeypatch):
         assert after < 0.5 * before
 
 
-@pytest.mark.xfail(reason="the likelihood has a variance for each voxel and no covariance, so blur decides")
 def test_intensities_enter_where_scanners_change_them(strong):
     rows, _ = strong
     assert not fitted(volumes_of(rows, MASK), SITE).composition["intensity"].is_identity

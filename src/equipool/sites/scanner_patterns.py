@@ -75,6 +75,13 @@ class PeoplePatterns:
         """Return the variance over all voxels."""
         return float(self.variances.sum()) + self.rest * (n_voxels - len(self.variances))
 
+    def log_likelihood(self, rows: FloatArray) -> FloatArray:
+        """Return the Gaussian log-likelihood of residuals, (rows,), up to a constant."""
+        scores, rest = rows @ self.patterns.T, rows.shape[1] - len(self.variances)
+        along = (scores**2 / self.variances).sum(axis=1) + np.log(self.variances).sum()
+        off = ((rows**2).sum(axis=1) - (scores**2).sum(axis=1)) / self.rest + rest * np.log(self.rest)
+        return -0.5 * (along + off)
+
     def windows(self) -> list[slice]:
         """Return patterns in groups of growing size, the largest variances first."""
         ends, size = [0], float(FIRST_WINDOW)
