@@ -431,7 +431,7 @@ IMAGES = [
     Case(
         "images of less than nothing",
         HARMONIZE_IMAGES,
-        "no gain can be told: 12 of 12 images ('sub-00_T1w.nii.gz'",
+        "no gain can be estimated: 12 of 12 images ('sub-00_T1w.nii.gz'",
         scan(lambda image: -image, every=True),
     ),
     Case(
@@ -623,11 +623,6 @@ APPLY = [
         "apply brains bids --out out",
         "'C'",
         cell(3, "site", "C", "bids/participants.tsv"),
-    ),
-    Case(
-        "new images of a site to adapt to",
-        "apply brains bids --out out --unseen-site adapt",
-        "unseen_site must be 'error' or 'pooled' for images",
     ),
     Case(
         "new images of another grid",

@@ -396,12 +396,20 @@ def test_a_baseline_gives_codes_alone(brain_folder, tmp_path):
     assert not list((tmp_path / "out").glob("sub-*"))
 
 
-def test_scanners_of_images_must_have_been_there(harmonized, brain_folder, tmp_path, capsys):
-    out, _ = harmonized
-    call = ["apply", str(out), str(brain_folder), "--out", str(tmp_path / "new"), "--unseen-site", "adapt"]
-    assert main(call) == 2
-    assert "unseen_site must be 'error' or 'pooled' for images" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+def test_a_new_scanner_is_estimated_from_all_its_images(harmonized, copy, tmp_path, recwarn):
+    """Also from those of later blocks than the one that is written."""
+    change_people(copy, lambda people: people.assign(site=people["site"].replace("site1", "site4")))
+    change_people(copy, lambda people: people.assign(site=people["site"].replace("site2", "site4")))
+    fitted, out = harmonized[0], tmp_path / "new"
+    call = ["apply", str(fitted), str(copy), "--site", "site", "--out", str(out), "--unseen-site", "adapt"]
+    assert main(call) == 0
+    assert not [each for each in recwarn if "new site" in str(each.message)]
+    people, model = ep.read_bids(copy), ep.load(fitted / "model").set_params(unseen_site="adapt")
+    clean = model.transform(people["path"], site=people["site"], covariates=people[["age"]])
+    for k in (0, 15, 16, 23):
+        path = next((out / people["participant_id"].iloc[k] / "anat").glob("*.nii.gz"))
+        written = nibabel.load(path).get_fdata()[model.mask_]
+        np.testing.assert_allclose(written, clean.read()[k], rtol=1e-5)
 
 
 def test_participants_without_a_value_are_left_out_of_the_map(brain_folder, tmp_path, capsys):
@@ -436,7 +444,7 @@ def test_visits_are_distinguished_from_participants(tmp_path, capsys):
 def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
     from argparse import Namespace
 
-    from equipool.cli.statmaps import _simulated_truth
+    from equipool.cli.statmap_files import _simulated_truth
 
     volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
     columns = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)

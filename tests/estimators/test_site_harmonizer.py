@@ -13,7 +13,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import equipool as ep
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.sites.design import Design
-from equipool.sites.model import fit_site_model
+from equipool.sites.table_model import fit_site_model
 
 SITES = ("GE", "Philips", "Siemens")
 

@@ -1,6 +1,7 @@
 """What the processes of test_distributed.py run: fit together, and the first writes what came out."""
 
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from equipool.nn import (
     reconstruction_loss,
 )
 from equipool.nn.resnet import ResNet3d
-from equipool.sites.volume_model import fit_volume_sites
+from equipool.sites.design import Design
+from equipool.sites.volume_model import fit_volume_model
 
 ESTIMATORS = {
     "ours": models.EquivariantPooler(steps=16, batch_size=64, stop_early=True),  # of each stage
@@ -88,6 +90,18 @@ def medians(rank, size):
     return results
 
 
+def arrays_of(part, name="model"):
+    """Yield the arrays and numbers of a model by name."""
+    if isinstance(part, tuple):
+        for k, each in enumerate(part):
+            yield from arrays_of(each, f"{name} {k}")
+    elif is_dataclass(part):
+        for key, value in vars(part).items():
+            yield from arrays_of(value, f"{name} {key}")
+    else:
+        yield name, np.asarray(part)
+
+
 def closed_form(rank):
     """Return what is learned of sites' volumes before training, and how many scans this process has read."""
     rng = np.random.default_rng(5)
@@ -98,9 +112,10 @@ def closed_form(rank):
     volumes = Volumes.from_array(images, np.diag([4.0, 4, 4, 1]), mask)
     read, seen = Volumes.read, []
     Volumes.read = lambda self, rows=slice(None): seen.append(len(scans := read(self, rows))) or scans
-    sites = fit_volume_sites(volumes, age[:, None], site, np.empty((people, 0)))
-    results = {f"closed form: {name}": np.asarray(value) for name, value in vars(sites).items()}
-    results["closed form: voxels"] = np.stack(voxel_scales(volumes, sites.without_site))
+    empty, fold = np.empty((people, 0)), np.arange(people) // 2 % 5
+    model = fit_volume_model(volumes, Design(site, age[:, None], empty, np.ones(people), fold, 2))
+    results = {f"closed form: {name}": value for name, value in arrays_of(model)}
+    results["closed form: voxels"] = np.stack(voxel_scales(volumes, model.without_site))
     Volumes.read = read
     return results | {f"scans read by {rank}": np.array(sum(seen))}
 

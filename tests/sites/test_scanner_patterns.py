@@ -1,12 +1,12 @@
-"""What scanners did to mean brains, told from whom they scanned: against literal sums and planted truths."""
+"""Scanners' part of the differences between mean brains: against literal sums and planted truths."""
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter
+from volume_fits import fitted, volumes_of
+from volume_fits import smooth_field as smooth_field_of
 
-from equipool.data.volumes import Volumes
 from equipool.sites import scanner_patterns as scanners
-from equipool.sites import scans
+from equipool.sites import scans, volume_model
 from equipool.sites.scanner_patterns import (
     PeoplePatterns,
     ScannersAndPeople,
@@ -14,15 +14,13 @@ from equipool.sites.scanner_patterns import (
     scanner_patterns,
 )
 from equipool.sites.scans import Box
-from equipool.sites.volume_model import fit_volume_sites
 
 MASK = np.zeros((20, 22, 19), dtype=bool)
 MASK[2:18, 2:20, 2:17] = True
 
 
 def smooth_field(rng, width=1.0):
-    field = gaussian_filter(rng.normal(size=MASK.shape), width)[MASK]
-    return field / field.std()
+    return smooth_field_of(rng, MASK, width)
 
 
 # -- formulas --------------------------------------------------------------------------------------------
@@ -46,7 +44,7 @@ def test_slow_fields_against_a_loop():
     assert len(found) == k == 20
 
 
-def test_intensity_terms_are_sums_over_people():
+def test_intensity_terms_are_sums_over_participants():
     rng = np.random.default_rng(0)
     rows, smooth = rng.normal(size=(2, 5, 3))
     found = intensity_terms(rows, smooth)
@@ -58,7 +56,7 @@ def test_intensity_terms_are_sums_over_people():
 
 
 def naive_patterns(rows):
-    """Half as many patterns as people, and variances of each tenth of people along the others' patterns."""
+    """Half as many patterns as participants; variances of each tenth along the others' patterns."""
     n, voxels = rows.shape
     most = n // 2
     variances, off = np.zeros(most), 0.0
@@ -73,7 +71,7 @@ def naive_patterns(rows):
 
 
 def naive_part(shift, count, scanner, rows):
-    """Generalised least squares with the covariance written out, and a loop over people's patterns."""
+    """Generalised least squares with the covariance written out, and a loop over participants' patterns."""
     voxels = rows.shape[1]
     patterns, variances, rest = naive_patterns(rows)
     most = len(patterns)
@@ -81,7 +79,7 @@ def naive_part(shift, count, scanner, rows):
     inverse = np.linalg.inv(covariance)
     cross = np.linalg.inv(scanner @ inverse @ scanner.T)
     unexplained = shift - (cross @ scanner @ inverse @ shift.T).T @ scanner
-    # What chance leaves unexplained has the covariance of people less that of the fit.
+    # What chance leaves unexplained has the covariance of participants less that of the fit.
     by_chance = np.diag(patterns @ (covariance - scanner.T @ cross @ scanner) @ patterns.T)
     typical = (count.sum() - (count**2).sum() / count.sum()) / (len(count) - 1)
     result, start, width = shift.copy(), 0, 10.0
@@ -91,10 +89,10 @@ def naive_part(shift, count, scanner, rows):
         ratio = np.mean(
             [sum(m * a**2 for m, a in zip(count, along[k], strict=True)) / by_chance[k] for k in window]
         ) / (len(count) - 1)
-        scanners_own = max(ratio - 1, 0) / typical  # a variance, in units of that between people
+        between = max(ratio - 1, 0) / typical  # a variance, in units of that between people
         for k in window:
             for s, m in enumerate(count):
-                result[s] -= along[k][s] / m / (1 / m + scanners_own) * patterns[k]
+                result[s] -= along[k][s] / m / (1 / m + between) * patterns[k]
         start, width = window[-1] + 1, 1.5 * width
     return result
 
@@ -121,12 +119,12 @@ def test_the_scanners_part_against_its_definition(seed, size):
 # -- what it is for --------------------------------------------------------------------------------------
 
 
-def brains(rng, people):
-    """People who differ along twelve patterns, around a brain with dark and bright parts, and some noise."""
+def brains(rng, n):
+    """Participants who differ along twelve patterns, around a brain with dark and bright parts, and noise."""
     everyone = np.random.default_rng(5)
     brain = np.clip(1.0 + 0.3 * smooth_field(everyone), 0.4, 1.6)
     patterns = np.stack([smooth_field(everyone) for _ in range(12)])
-    own = 0.05 * rng.normal(size=(people, 12)) @ patterns
+    own = 0.05 * rng.normal(size=(n, 12)) @ patterns
     return np.maximum(brain + own + 0.02 * rng.normal(size=own.shape), 0.05)
 
 
@@ -144,7 +142,7 @@ def parts(rows, site):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_scanners_curve_and_field_stay_and_the_chance_of_people_goes(seed):
+def test_a_scanners_curve_and_field_stay_and_sampling_error_goes(seed):
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     rows = brains(rng, 120)
@@ -159,7 +157,7 @@ def test_a_scanners_curve_and_field_stay_and_the_chance_of_people_goes(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_scanners_are_alike_people_stay_what_they_are(seed):
+def test_where_scanners_are_alike_participants_stay_what_they_are(seed):
     site = np.repeat([0, 1], 60)
     found, means = parts(brains(np.random.default_rng(seed), 120), site)
     assert np.square(found).sum() < 0.6 * np.square(means).sum()
@@ -170,16 +168,16 @@ def test_a_large_difference_is_the_scanners_whatever_its_pattern(seed):
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     rows = brains(rng, 120)
-    # Along a pattern of people, and several times what they differ by: no chance makes that.
+    # Along a pattern of participants, and several times what they differ by: no chance makes that.
     pattern = 6 * (rows - rows.mean(axis=0))[0]
     found, _ = parts(rows + site[:, None] * pattern, site)
     assert np.square(found[1] - found[0] - pattern).sum() < 0.02 * np.square(pattern).sum()
 
 
-@pytest.mark.parametrize("people", [60, 240])
-def test_variances_are_those_of_people_who_did_not_make_the_patterns(people):
-    rng = np.random.default_rng(people)
-    rows, others = (brains(rng, n).astype(np.float32) for n in (people, 2000))
+@pytest.mark.parametrize("n", [60, 240])
+def test_variances_are_those_of_held_out_participants(n):
+    rng = np.random.default_rng(n)
+    rows, others = (brains(rng, size).astype(np.float32) for size in (n, 2000))
     centre = others.mean(axis=0)
     found = PeoplePatterns.of(rows - centre)
     along = ((others - centre) @ found.patterns.T).var(axis=0)
@@ -189,8 +187,8 @@ def test_variances_are_those_of_people_who_did_not_make_the_patterns(people):
     assert found.rest == pytest.approx(off, rel=0.1)
 
 
-def test_a_small_sites_mean_is_taken_for_its_people_more_than_a_large_ones():
-    """Scanners move people along their own patterns, where a mean of five people is chance above all."""
+def test_the_mean_of_a_small_site_is_shrunk_more_than_that_of_a_large_one():
+    """Scanners shift participants along their patterns, where a mean of five is mostly sampling error."""
     rng, errors = np.random.default_rng(0), np.zeros(2)
     site = np.repeat([0, 1, 2], [80, 80, 5])
     count = np.bincount(site) / len(site)
@@ -203,59 +201,55 @@ def test_a_small_sites_mean_is_taken_for_its_people_more_than_a_large_ones():
 
 
 @pytest.mark.parametrize("factor", [1.1, 1e-6, 1e6])
-def test_units_are_no_matter_though_the_brain_fills_its_box(factor):
-    """Without a dark edge some of the maps say the same; what rounding leaves between them is no pattern."""
-    rng = np.random.default_rng(1)
+def test_units_make_no_difference_though_the_brain_fills_its_box(factor):
+    """Without a dark edge some of the maps are equal, and what rounding leaves between them is no pattern."""
+    rng, mask = np.random.default_rng(1), np.ones((10, 10, 10), dtype=bool)
     site = np.repeat([0, 1], 30)
-    images = 1 + 0.1 * rng.normal(size=(60, 10, 10, 10)) + 0.1 * site[:, None, None, None]
-    mask = np.ones((10, 10, 10), dtype=bool)
+    rows = 1 + 0.1 * rng.normal(size=(60, 1000)) + 0.1 * site[:, None]
 
-    def shift(images):
-        volumes = Volumes.from_array(images, np.eye(4), mask)
-        return fit_volume_sites(volumes, np.zeros((60, 1)), site, np.empty((60, 0))).shift
+    def shift(rows):
+        return fitted(volumes_of(rows, mask), site).composition["shift and scale"].shift
 
-    once = shift(images)
-    np.testing.assert_allclose(shift(factor * images), once, atol=1e-4 * np.abs(once).max())
+    once = shift(rows)
+    assert np.abs(once).max() > 0
+    np.testing.assert_allclose(shift(factor * rows), once, atol=1e-4 * np.abs(once).max())
 
 
-def test_patterns_are_found_in_people_of_all_sites():
-    """Of six hundred people who come from two sites in turn."""
+def test_patterns_are_estimated_from_participants_of_all_sites():
+    """Of six hundred who come from two sites in turn."""
     some = scans.rows_of_some(iter([(slice(0, 600), np.arange(600.0)[:, None])]), 600, 1)
-    assert len(some) == scans.PATTERN_PEOPLE
+    assert len(some) == scans.MAX_PARTICIPANTS
     assert 100 < (some % 2).sum() < 200
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_disjoint_ages_the_trend_is_nearer_to_the_truth(seed, monkeypatch):
-    """A trend that no scanner can make is told from the sites' shifts though no age is shared."""
+    """A trend that no scanner can make is separated from the sites' shifts though no age is shared."""
+    monkeypatch.setattr(volume_model, "_intensity_enters", lambda scans: False)
     rng = np.random.default_rng(seed)
     site = np.repeat([0, 1], 60)
     age = np.where(site == 0, rng.uniform(-1.2, -0.1, 120), rng.uniform(0.1, 1.2, 120))
     slope = 0.1 * smooth_field(np.random.default_rng(50 + seed), 1.0)
     rows = np.maximum(brains(rng, 120) + age[:, None] * slope, 0.05)
     rows = np.where(site[:, None] == 1, 0.9 * rows**1.1, rows)
-    boxes = np.zeros((120, *MASK.shape))
-    boxes[:, MASK] = 100 * rows
-    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
 
     def error():
-        sites = fit_volume_sites(volumes, age[:, None], site, np.empty((120, 0)))
-        return np.square(sites.coefficients[0] - slope).sum()
+        trend = fitted(volumes_of(100 * rows, MASK), site, age).trend
+        change = (trend(np.array([[1.0]])) - trend(np.array([[-1.0]])))[0] / 2
+        return np.square(change - slope).sum()
 
     nearer = error()
-    monkeypatch.setattr(scans, "TURNS", 0)
+    monkeypatch.setattr(volume_model, "TURNS", 0)
     assert nearer < 0.8 * error()
 
 
-@pytest.mark.parametrize("people", [(1, 30), (2, 2), (30,)])
-def test_tiny_sites_and_a_single_one(people):
+@pytest.mark.parametrize("participants", [(1, 30), (2, 2), (30,), (1, 1)])
+def test_tiny_sites_and_a_single_one(participants):
     rng = np.random.default_rng(0)
-    site = np.repeat(np.arange(len(people)), people)
-    boxes = np.zeros((len(site), *MASK.shape))
-    boxes[:, MASK] = 100 * brains(rng, len(site))
-    volumes = Volumes.from_array(boxes, np.eye(4), MASK)
-    sites = fit_volume_sites(volumes, rng.normal(size=(len(site), 1)), site, np.empty((len(site), 0)))
-    clean = sites.remove(volumes.read(), np.zeros((len(site), 1)), site, Box(MASK))
+    site = np.repeat(np.arange(len(participants)), participants)
+    rows = 100 * brains(rng, len(site))
+    model = fitted(volumes_of(rows, MASK), site, rng.normal(size=len(site)))
+    clean = model.undo(rows, np.zeros((len(site), 1)), site, Box(MASK))
     assert np.isfinite(clean).all()
-    if len(people) == 1:
-        np.testing.assert_allclose(sites.shift, 0, atol=1e-9)
+    if len(participants) == 1:
+        np.testing.assert_allclose(model.composition["shift and scale"].shift, 0, atol=1e-9)

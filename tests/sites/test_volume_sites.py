@@ -1,27 +1,31 @@
-"""The closed form of sites in volumes, against literal transcriptions and planted truths."""
+"""The model of volumes, against literal transcriptions and planted truths."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
+from volume_fits import ellipsoid, fitted, smooth_field, volumes_of
 
 from equipool.data.volumes import Volumes
-from equipool.sites import scans
-from equipool.sites import volume_covariance as covariances
-from equipool.sites import volume_model as closed_form
-from equipool.sites.intensity import Intensities
-from equipool.sites.scans import Box
-from equipool.sites.volume_model import fit_volume_sites
+from equipool.sites import scans, volume_model
+from equipool.sites.effect import Composition
+from equipool.sites.intensity import Intensity
+from equipool.sites.scans import Box, gains, normalised
+from equipool.sites.shift_scale import ShiftScale
 
-PEOPLE = 40  # at each of two sites
+PARTICIPANTS = 40  # at each of two sites
 
 
-def fitted(volumes, age, site, ill):
-    return fit_volume_sites(volumes, age[:, None], site, ill[:, None])
+@pytest.fixture(autouse=True)
+def intensities_stay(monkeypatch):
+    """They have tests of their own (test_intensity.py)."""
+    monkeypatch.setattr(volume_model, "_intensity_enters", lambda scans: False)
 
 
 @pytest.fixture(scope="module")
 def pool():
-    """Two sites with a shift, a spread and noise of their own, a trend in age and in a diagnosis."""
+    """Two sites that differ in shift and noise, a trend in age and in a diagnosis."""
     rng = np.random.default_rng(7)
     mask = np.zeros((12, 13, 11), dtype=bool)
     mask[2:10, 2:11, 2:9] = True
@@ -31,28 +35,37 @@ def pool():
         return size * field / field.std()
 
     brain, slope, illness, away = smooth(20.0) + 200, smooth(6.0), smooth(5.0), smooth(8.0)
-    site = np.repeat([0, 1], PEOPLE)
-    age = rng.uniform(-1, 0.4, 2 * PEOPLE) + 0.6 * site
-    ill = rng.integers(0, 2, 2 * PEOPLE).astype(float)
+    site = np.repeat([0, 1], PARTICIPANTS)
+    age = rng.uniform(-1, 0.4, 2 * PARTICIPANTS) + 0.6 * site
+    ill = rng.integers(0, 2, 2 * PARTICIPANTS).astype(float)
     images = []
     for s, a, d in zip(site, age, ill, strict=True):
-        own = smooth(4.0) * (1.0, 1.6)[s]
-        volume = brain + a * slope + d * illness + (away if s else -away) + own
+        volume = brain + a * slope + d * illness + (away if s else -away) + smooth(4.0)
         gain = np.exp(0.3 * rng.normal())
         images.append(gain * (volume + (2.0, 5.0)[s] * rng.normal(size=mask.shape)))
     volumes = Volumes.from_array(np.array(images), np.diag([4.0, 4, 4, 1]), mask)
-    sites = fitted(volumes, age, site, ill)
     truth = {"slope": slope[mask], "away": away[mask], "unit": 200.0}
-    return volumes, site, age, ill, sites, truth
+    return volumes, site, age, ill, truth
 
 
-def as_they_are(monkeypatch):
-    """Leave intensities as the scanners made them."""
+@pytest.fixture
+def model(pool):
+    volumes, site, age, ill, _ = pool
+    return fitted(volumes, site, age, ill)
 
-    def nothing(means, ends, people, shift, *rest):
-        return Intensities(ends, np.zeros((len(shift), 5)), np.zeros_like(shift))
 
-    monkeypatch.setattr(closed_form, "fit_intensities", nothing)
+def at_gain_1(model, rows):
+    return normalised(rows, model.template)[0]
+
+
+def undone(model, pool, unit=None):
+    """Return the pool's volumes without site effects."""
+    volumes, site, age, *_ = pool
+    clean = model.undo(volumes.read(), age[:, None], site, Box(volumes.mask))
+    return clean * (1.0 if unit is None else unit / model.unit)
+
+
+# -- formulas ----------------------------------------------------------------------------------------------
 
 
 def naive_gain(row, template):
@@ -60,197 +73,211 @@ def naive_gain(row, template):
     return np.median([row[v] / template[v] for v in np.flatnonzero(bright)])
 
 
-def naive_residuals(rows, site, age, ill):
-    """One ridge regression a voxel, as least squares with the penalty as further rows."""
-    n = len(rows)
-    columns = [site == 0, site == 1, age, age**2 - (age**2).mean(), ill - ill.mean()]
-    design = np.column_stack(columns).astype(float)
-    penalty = np.sqrt(np.diag([0, 0, 1e-9 * n, closed_form.CURVATURE * n, 1e-9 * n]))
-    solution = np.empty((5, rows.shape[1]))
+def naive_regression(rows, columns, penalty):
+    """One penalised regression a voxel, as least squares with the penalty as further rows."""
+    solution = np.empty((columns.shape[1], rows.shape[1]))
+    further = np.sqrt(np.diag(penalty * len(rows)))
     for v in range(rows.shape[1]):
-        goal = np.append(rows[:, v], np.zeros(5))
-        solution[:, v] = np.linalg.lstsq(np.vstack([design, penalty]), goal, rcond=None)[0]
-    return solution, rows - design @ solution
+        goal = np.append(rows[:, v], np.zeros(len(penalty)))
+        solution[:, v] = np.linalg.lstsq(np.vstack([columns, further]), goal, rcond=None)[0]
+    return solution, rows - columns @ solution
 
 
-def naive_smooth(row, mask):
-    box = np.zeros(mask.shape)
-    box[mask] = row
-    width = scans.SMOOTH
-    return (gaussian_filter(box, width) / np.maximum(gaussian_filter(mask.astype(float), width), 1e-6))[mask]
-
-
-def test_shift_and_spread_against_a_loop_over_voxels(pool, monkeypatch):
-    volumes, site, age, ill, _, _ = pool
-    monkeypatch.setattr(scans, "TURNS", 0)  # all of a mean's distance is the scanner's
-    as_they_are(monkeypatch)
-    sites = fitted(volumes, age, site, ill)
+def test_the_model_against_a_loop_over_voxels(pool, monkeypatch):
+    volumes, site, age, ill, _ = pool
+    monkeypatch.setattr(volume_model, "TURNS", 0)  # all of a mean's difference is the scanner's
+    model = fitted(volumes, site, age, ill)
     rows = volumes.read().astype(np.float64)
     template = np.mean([row / np.quantile(row, scans.BRIGHT) for row in rows], axis=0)
     normal = np.array([row / naive_gain(row, template) for row in rows])
-    solution, left = naive_residuals(normal, site, age, ill)
-    centre = solution[:2].mean(axis=0)  # the sites have as many people
-    np.testing.assert_allclose(sites.shift, solution[:2] - centre, atol=1e-8)
-    np.testing.assert_allclose(sites.coefficients, solution[2:4], atol=1e-8)
-    quiet = np.empty_like(left)
-    for k, row in enumerate(left):
-        smooth = naive_smooth(row, volumes.mask)
-        quiet[k] = smooth + sites.kept[site[k]] * (row - smooth)
-    pooled = (quiet**2).mean(axis=0)
-    for s in (0, 1):
-        own = ((quiet[site == s] ** 2).sum(axis=0) + scans.SPREAD_PEOPLE * pooled) / (
-            PEOPLE + scans.SPREAD_PEOPLE
-        )
-        np.testing.assert_allclose(sites.spread[s], np.sqrt(own / pooled), rtol=1e-6)
+
+    basis = model.trend.basis(age[:, None])
+    target = (ill - ill.mean()) / ill.std()
+    target -= basis @ np.linalg.lstsq(basis, target, rcond=None)[0]
+    columns = np.column_stack([site == 0, site == 1, basis, target]).astype(float)
+    penalty = np.full(columns.shape[1], 1e-9)
+    penalty[:2], penalty[3:-1] = 1e-12, model.curvature
+    solution, residuals = naive_regression(normal, columns, penalty)
+    centre = solution[:2].mean(axis=0)  # the sites have as many participants
+    affine = model.composition["shift and scale"]
+    np.testing.assert_allclose(model.trend.centre, centre, atol=1e-8)
+    np.testing.assert_allclose(model.trend.coefficients, solution[2:-1], atol=1e-8)
+    np.testing.assert_allclose(affine.shift, solution[:2] - centre, atol=1e-8)
+    variance = (residuals**2).sum(axis=0) / (len(rows) - columns.shape[1])
+    np.testing.assert_allclose(affine.variance, variance, rtol=1e-6)
+
+    clean = undone(model, pool) / model.unit
+    np.testing.assert_allclose(clean, normal - (solution[:2] - centre)[site], atol=1e-8)
 
 
-def test_the_planted_shift_is_taken_out(pool):
-    volumes, site, age, _, sites, truth = pool
-    clean = sites.remove(volumes.read(), age[:, None], site, Box(volumes.mask)) / float(sites.unit)
-    taken = sites.normalised(volumes.read()) - clean
-    found = (taken[site == 1].mean(axis=0) - taken[site == 0].mean(axis=0)) / 2 * truth["unit"]
-    assert np.corrcoef(found, truth["away"])[0, 1] > 0.97
+# -- effects are maps with an inverse ----------------------------------------------------------------------
+
+MASK = ellipsoid(12, 13, 11)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_planted_noise_is_found(seed):
-    people, rng = 100, np.random.default_rng(seed)
-    mask = np.zeros((14, 14, 14), dtype=bool)
-    mask[1:13, 1:13, 1:13] = True
-    site, level = np.repeat([0, 1], people), np.array([2.0, 6.0])
-    brain = 100 + 20 * gaussian_filter(rng.normal(size=mask.shape), 2)
-    images = [
-        brain + 40 * gaussian_filter(rng.normal(size=mask.shape), 2) + level[s] * rng.normal(size=mask.shape)
-        for s in site
-    ]
-    volumes = Volumes.from_array(np.array(images), np.eye(4), mask)
-    sites = fit_volume_sites(volumes, rng.normal(size=(len(site), 1)), site, np.empty((len(site), 0)))
-    np.testing.assert_allclose(sites.noise * float(sites.unit), level, rtol=0.15)
+def some_intensity(rng):
+    curves = np.array([[0.02, 0.15, -0.08, 0.3, -0.1], [-0.03, -0.1, 0.05, -0.2, 0.1]])
+    return Intensity(np.array([0.3, 1.4]), curves, rng.uniform(-0.1, 0.1, (2, MASK.sum())))
 
 
-def test_a_gain_changes_nothing(pool):
-    volumes, site, age, _, sites, _ = pool
+def some_shift(rng):
+    affine = ShiftScale.identity(2, int(MASK.sum()))
+    return replace(affine, shift=rng.normal(0, 0.05, affine.shift.shape))
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [[some_intensity], [some_intensity, some_shift]],
+    ids=["intensity", "all"],
+)
+def test_redo_inverts_undo(makers):
+    rng = np.random.default_rng(0)
+    template = np.clip(0.8 + 0.2 * smooth_field(rng, MASK), 0.1, None)
+    rows = template + 0.1 * np.stack([smooth_field(rng, MASK) for _ in range(6)])
+    rows /= gains(rows, template)[:, None]
+    site = np.arange(6) % 2
+    at = scans.ScanContext(site, np.empty((6, 0)), np.tile(template, (6, 1)), Box(MASK), template)
+    composition = Composition(tuple(make(rng) for make in makers))
+    clean = composition.undo(rows, at)
+    assert np.abs(clean - rows).max() > 0.05
+    np.testing.assert_allclose(composition.redo(clean, at), rows, atol=1e-8)
+
+
+def jacobian(function, row, step=1e-6):
+    """Return the derivatives of a function of one row, by central differences."""
+    size = len(row)
+    result = np.empty((size, size))
+    for v in range(size):
+        moved = np.tile(row, (2, 1))
+        moved[:, v] += [step, -step]
+        up, down = function(moved)
+        result[:, v] = (up - down) / (2 * step)
+    return result
+
+
+def test_the_log_determinant_of_curves(monkeypatch):
+    rng, mask = np.random.default_rng(1), np.ones((3, 4, 3), dtype=bool)
+    curves = np.array([[0.05, 0.2, -0.1, 0, 0], [-0.1, -0.2, 0.05, 0, 0]])
+    effect = Intensity(np.array([0.2, 1.1]), curves, rng.uniform(-0.2, 0.2, (2, 36)))
+    # The gain is a number of the whole scan, and given here.
+    monkeypatch.setattr("equipool.sites.intensity.gains", lambda rows, template: np.full(len(rows), 1.3))
+    for s, row in enumerate(rng.uniform(0.0, 1.5, (2, 36))):
+        at = scans.ScanContext(np.array([s]), np.empty((1, 0)), row[None], Box(mask), np.ones(36))
+        matrix, step = np.empty((36, 36)), 1e-6
+        for v in range(36):
+            moved = step * (np.arange(36) == v)
+            up, down = (effect.undo(row[None] + change, at)[0] for change in (moved, -moved))
+            matrix[:, v] = (up - down) / (2 * step)
+        assert effect.log_det(row[None], at)[0] == pytest.approx(np.linalg.slogdet(matrix)[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(("edges", "tolerance"), [(False, 1e-3), (True, 0.08)])
+@pytest.mark.parametrize("blur", [0.4, -0.3])
+def test_the_log_determinant_of_blur(blur, edges, tolerance):
+    """It is that of a brain without edges, which most voxels of a real one are far from."""
+    mask = np.zeros((16, 16, 16), dtype=bool)
+    mask[3:-3, 3:-3, 3:-3] = True
+    box, size = Box(mask), int(mask.sum())
+    smooth, rows = box.smooth(np.eye(size)).T, np.ones((1, size))
+    if not edges:
+        points = np.eye(size).reshape(size, 10, 10, 10)
+        smooth = np.stack([gaussian_filter(each, scans.SMOOTH, mode="wrap").ravel() for each in points]).T
+    at = scans.ScanContext(np.array([0]), np.empty((1, 0)), rows, box, rows[0])
+    effect = Intensity(np.array([0.0, 2.0]), np.array([[0, 0, 0, blur, 0]]), np.zeros((1, size)))
+    exact = np.linalg.slogdet(np.eye(size) - blur * (smooth - np.eye(size)))[1]
+    assert abs(exact) > 50
+    assert effect.log_det(rows, at)[0] == pytest.approx(exact, rel=tolerance)
+
+
+# -- planted truths ----------------------------------------------------------------------------------------
+
+
+def test_the_planted_shift_is_removed(pool, model):
+    volumes, site, _, _, truth = pool
+    removed = at_gain_1(model, volumes.read()) - undone(model, pool) / model.unit
+    estimated = (removed[site == 1].mean(axis=0) - removed[site == 0].mean(axis=0)) / 2 * truth["unit"]
+    assert np.corrcoef(estimated, truth["away"])[0, 1] > 0.97
+
+
+def test_a_gain_changes_nothing(pool, model):
+    volumes, site, age, *_ = pool
     rows, box = volumes.read()[:6].astype(np.float64), Box(volumes.mask)
-    once = sites.remove(rows, age[:6, None], site[:6], box)
-    thrice = sites.remove(3 * rows, age[:6, None], site[:6], box)
+    once, thrice = (model.undo(scale * rows, age[:6, None], site[:6], box) for scale in (1, 3))
     np.testing.assert_allclose(thrice, once, rtol=1e-10)
-    np.testing.assert_allclose(sites.without_site(3 * rows), sites.without_site(rows), atol=1e-10)
-    np.testing.assert_allclose(sites.gains(3 * rows), 3 * sites.gains(rows))
+    np.testing.assert_allclose(model.without_site(3 * rows), model.without_site(rows), atol=1e-10)
+    np.testing.assert_allclose(gains(3 * rows, model.template), 3 * gains(rows, model.template))
 
 
-def test_the_site_is_read_from_a_scan(pool):
-    volumes, site, _, _, sites, _ = pool
-    share = sites.posterior(sites.normalised(volumes.read()))
+def test_the_site_is_predicted_from_a_scan(pool, model):
+    volumes, site, *_ = pool
+    share = model.discriminant.posterior(at_gain_1(model, volumes.read()))
     np.testing.assert_allclose(share.sum(axis=1), 1.0)
     assert (share.argmax(axis=1) == site).mean() > 0.95
 
 
-def test_the_site_goes_and_the_trend_stays(pool, monkeypatch):
-    volumes, site, age, ill, sites, truth = pool
-    clean = sites.remove(volumes.read(), age[:, None], site, Box(volumes.mask))
-    clean *= truth["unit"] / float(sites.unit)
+def test_networks_see_scans_without_the_shift_of_their_probable_site(pool, model):
+    volumes, site, *_ = pool
+    rows = volumes.read().astype(np.float64)
+    residuals = model.without_site(rows)
+    values, discriminant = at_gain_1(model, rows), model.discriminant
+    for k in (3, 60):
+        shift = sum(p * d for p, d in zip(discriminant.posterior(values)[k], discriminant.shift, strict=True))
+        np.testing.assert_allclose(residuals[k], values[k] - discriminant.centre - shift, atol=1e-12)
+    np.testing.assert_allclose(model.with_site(residuals, rows), rows, rtol=1e-10)
+
+    def apart(values):
+        return np.abs(values[site == 1].mean(axis=0) - values[site == 0].mean(axis=0)).mean()
+
+    assert apart(residuals) < 0.3 * apart(values)  # the second site's participants are older
+
+
+def test_the_site_goes_and_the_trend_stays(pool, model, monkeypatch):
+    volumes, site, age, ill, truth = pool
 
     def regression(rows):
-        design = np.column_stack([np.ones(len(site)), site, age, ill - ill.mean()])
-        return np.linalg.lstsq(design, rows, rcond=None)[0]
+        columns = np.column_stack([np.ones(len(site)), site, age, ill - ill.mean()])
+        return np.linalg.lstsq(columns, rows, rcond=None)[0]
 
-    before, after = (regression(rows) for rows in (200 * sites.normalised(volumes.read()), clean))
+    clean = undone(model, pool, truth["unit"])
+    before, after = regression(truth["unit"] * at_gain_1(model, volumes.read())), regression(clean)
     assert np.corrcoef(after[2], truth["slope"])[0, 1] > 0.9
     np.testing.assert_allclose(after[2], before[2], atol=2.0)  # the trend is a dozen in the pool
-    # Sites' means end as far apart as those of people drawn at random, and no farther.
+    # Sites' means end as far apart as those of participants drawn at random, and no farther.
     assert np.abs(after[1]).mean() < 0.1 * np.abs(before[1]).mean()
-    variances = [clean[site == s].var(axis=0) / PEOPLE for s in (0, 1)]
+    variances = [clean[site == s].var(axis=0) / PARTICIPANTS for s in (0, 1)]
     assert np.sqrt((after[1] ** 2 / sum(variances)).mean()) < 1.3
-    # Where all of a mean's distance is taken for the scanner's, they end equal.
-    monkeypatch.setattr(scans, "TURNS", 0)
-    sites = fitted(volumes, age, site, ill)
-    clean = sites.remove(volumes.read(), age[:, None], site, Box(volumes.mask))
-    equal = regression(clean * truth["unit"] / float(sites.unit))
+    # Where all of a mean's difference is taken for the scanner's, they end equal.
+    monkeypatch.setattr(volume_model, "TURNS", 0)
+    equal = regression(undone(fitted(volumes, site, age, ill), pool, truth["unit"]))
     assert np.abs(equal[1]).mean() < 0.05 * np.abs(before[1]).mean()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("people", [(300, 300), (450, 100, 50)])
-def test_variances_by_chance_against_draws(seed, people):
-    rng, width = np.random.default_rng(seed), 40
-    site = np.repeat(np.arange(len(people)), people)
-    rows = rng.normal(size=(len(site), width))
-    root = np.linalg.inv(np.linalg.cholesky(rows.T @ rows / len(rows))).T
-    for s, n in enumerate(people):
-        own = (rows @ root)[site == s]
-        found = np.linalg.eigvalsh(own.T @ own / n)
-        low, high = covariances.by_chance(width, n, len(rows))
-        assert found[-1] == pytest.approx(high, rel=0.25)
-        assert np.sqrt(found[0]) == pytest.approx(np.sqrt(low), abs=0.15)
+@pytest.mark.parametrize("n_sites", [1, 2])
+def test_volumes_of_sites_that_do_nothing_stay_nearly_as_they_are(n_sites):
+    rng = np.random.default_rng(n_sites)
+    brain, patterns = 1 + 0.2 * smooth_field(rng, MASK), [smooth_field(rng, MASK) for _ in range(12)]
+    rows = np.maximum(brain + 0.03 * rng.normal(size=(120, 12)) @ patterns, 0.1)
+    site, age = np.arange(120) % n_sites, rng.normal(size=120)
+    model = fitted(volumes_of(rows, MASK), site, age)
+    normal = at_gain_1(model, rows)
+    change = model.undo(rows, age[:, None], site, Box(MASK)) / model.unit - normal
+    assert np.sqrt((change**2).mean()) < 0.1 * normal.std(axis=0).mean()
 
 
-def test_variances_of_few_people_tell_no_lower_end():
-    assert covariances.by_chance(40, 14, 200)[0] == 0.0
-    assert covariances.by_chance(40, 0, 200) == (0.0, np.inf)
-    assert covariances.by_chance(1, 1, 1) == (0.0, np.inf)
-
-
-def matched(rows, site):
-    """Return the rows with their covariance along the directions brought to the pool's."""
-    everybody = slice(0, len(rows))
-    dummies = np.eye(site.max() + 1)[site]
-    directions, mixing = closed_form._matched(lambda: iter([(everybody, rows)]), dummies, rows.shape[1])
-    scores = rows @ directions.T
-    return rows + (np.einsum("nd,nde->ne", scores, mixing[site]) - scores) @ directions
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_what_varies_more_at_one_site_is_evened_and_the_rest_left(seed):
-    rng = np.random.default_rng(seed)
-    site = np.repeat([0, 1], 300)
-    pattern = rng.normal(size=300)
-    pattern /= np.linalg.norm(pattern)
-    common = rng.normal(size=(600, 300)) * np.linspace(3, 0.3, 300)
-    along = 12 * rng.normal(size=600) * np.array([0.5, 1.5])[site]
-    rows = common + along[:, None] * pattern
-    after = matched(rows, site)
-    before, now = (
-        (values @ pattern)[site == 1].std() / (values @ pattern)[site == 0].std() for values in (rows, after)
-    )
-    assert before > 2
-    assert 0.75 < now < 1.33
-    # Of forty directions, one is the site's: the others stay nearly as they are.
-    rest = rows - np.outer(rows @ pattern, pattern)
-    moved = (after - rows) - np.outer((after - rows) @ pattern, pattern)
-    assert (moved**2).sum() < 0.1 * (rest**2).sum()
-
-
-@pytest.mark.parametrize("people", [(300, 300), (200, 100, 60)])
-def test_along_axes_of_others_a_site_varies_as_it_does(people):
-    rng, width = np.random.default_rng(people[-1]), 40
-    member = np.repeat(np.arange(len(people)), people) == len(people) - 1
-    scores = rng.normal(size=(20, len(member), width)) * np.linspace(3, 0.3, width)
-
-    def variances():
-        return np.mean([covariances.variances_of_others(draw, member) for draw in scores], axis=0)
-
-    # Alike, though along its own people's axes a site's variances run from almost 0 to 2.
-    for few in (variances()[:8], variances()[-8:]):
-        assert few.mean() == pytest.approx(1.0, abs=0.15)
-    scores[:, member, 5] *= 4
-    assert variances()[-1] == pytest.approx(scores[:, member, 5].var() / scores[:, :, 5].var(), rel=0.25)
-    assert variances()[:8].mean() == pytest.approx(1.0, abs=0.15)
-
-
-def test_no_direction_is_stretched_far():
+def test_a_new_site_is_estimated_with_everything_else_as_it_is(pool):
+    volumes, site, age, ill, truth = pool
+    model, box, c = fitted(volumes, site, age, ill), Box(volumes.mask), age[:, None]
     rng = np.random.default_rng(0)
-    site = np.repeat([0, 1], 100)
-    rows = rng.normal(size=(200, 300))
-    rows[:, 0] = 30 * rng.normal(size=200) * site  # still at the first site
-    rows[site == 0, 0] = 1e-3 * rng.normal(size=100)
-    after = matched(rows, site)
-    grown = np.linalg.norm(after[site == 0], axis=1) / np.linalg.norm(rows[site == 0], axis=1)
-    assert grown.max() <= covariances.STRETCH * 1.01
-
-
-def test_a_site_of_few_people_is_not_stretched():
-    rng = np.random.default_rng(0)
-    site = np.repeat([0, 1, 2], [100, 90, 10])  # ten people, forty directions: most have no variance there
-    rows = rng.normal(size=(200, 300)) * np.linspace(3, 0.3, 300)
-    before, after = (np.linalg.norm(values[site == 2], axis=1) for values in (rows, matched(rows, site)))
-    assert (after <= 1.001 * before).all()
+    planted, of_noise = 10 * smooth_field(rng, volumes.mask), 4.0
+    rows = volumes.read() * (truth["unit"] / gains(volumes.read(), model.template))[:, None]
+    new = 1.7 * (rows + planted + of_noise * rng.normal(size=rows.shape))
+    adapted = model.add_site(new, c, box)
+    assert adapted.n_participants[-1] == len(new)
+    kept = adapted.undo(volumes.read(), c, site, box)
+    np.testing.assert_array_equal(kept, undone(model, pool))
+    index = np.full(len(new), 2)
+    clean = adapted.undo(new, c, index, box)
+    assert np.isfinite(clean).all()
+    # The two sites scanned half of the participants each: the mean of their shifts is 0.
+    error = clean.mean(axis=0) / model.unit - at_gain_1(model, rows).mean(axis=0)
+    assert np.abs(error).mean() < 0.2 * np.abs(planted / truth["unit"]).mean()

@@ -79,8 +79,10 @@ def write_volumes(
 ) -> None:
     """Harmonize and write the volumes, a block at a time; outside of the model's mask the files hold 0."""
     progress = Progress("Harmonized", len(volumes))
-    for start in range(0, len(volumes), BLOCK):
-        part = slice(start, start + BLOCK)
+    # A new site is estimated from all its images.
+    step = len(volumes) if model.unseen_site == "adapt" else BLOCK
+    for start in range(0, len(volumes), step):
+        part = slice(start, start + step)
         given = None if covariates is None else covariates.iloc[part]
         harmonized = model.transform(volumes[part], site=site.iloc[part], covariates=given)
         for k, row in enumerate(harmonized.read(), start=start):

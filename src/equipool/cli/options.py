@@ -110,7 +110,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--steps": option("of training for --codes", 1500, **COUNT),
     "--no-report": option("leave out the report, which takes a while", **FLAG),
     "--unseen-site": option(
-        "tables, a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
+        "a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
         "error",
         choices="error pooled adapt",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,14 +13,17 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.checks import Inputs
-from equipool.checks.findings import listed
+from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import parse_labels, require_length
 from equipool.estimators.persistence import save
-from equipool.exceptions import InputError
+from equipool.exceptions import EquipoolWarning, InputError
 from equipool.sites.design import site_rows
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
+
+FOLDS = 5  # of participants, for choices in fit
+MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer, the shift is mostly that of these participants
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -28,6 +33,7 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     unseen_site: Literal["error", "pooled", "adapt"] = "error"
     random_state: int | None = None
     sites_: NDArray[np.str_] = field(init=False)
+    model_: Any = field(init=False)
 
     _learned: ClassVar[type]
     _advice: ClassVar[str]  # what to do with a site that was not in the data of the fit
@@ -52,6 +58,28 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"{self._advice}"
             )
         return np.array([index.get(str(label), -1) for label in labels], dtype=np.intp)
+
+    def _with_new_sites(
+        self, labels: NDArray[Any], index: IntArray, add: Callable[[Any, NDArray[np.bool_]], Any]
+    ) -> tuple[Any, IntArray]:
+        """Return the model with each new site, if asked to adapt; ``add(model, rows)`` adds one."""
+        model, index, small = self.model_, index.copy(), []
+        if self.unseen_site != "adapt":
+            return model, index
+        for name in sorted({str(label) for label in labels[index < 0]}):
+            rows = labels.astype(str) == name
+            small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
+            model = add(model, rows)
+            index[rows] = len(model.n_participants) - 1
+        if small:
+            warnings.warn(
+                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows "
+                f"({listed(small)}): what is removed there is partly what distinguishes these participants. "
+                "Bring more of them at once.",
+                EquipoolWarning,
+                stacklevel=4,
+            )
+        return model, index
 
 
 def given_sites(site: Any, rows: int) -> NDArray[Any]:

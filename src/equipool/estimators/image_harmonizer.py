@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from equipool.checks import Inputs, check_for_fit
@@ -16,20 +14,28 @@ from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates
 from equipool.data.covariates import Covariate, covariates_of
+from equipool.data.splits import deal
 from equipool.data.volumes import Volumes
-from equipool.estimators.harmonizer import chosen_rows, given_sites, learned_from, target_columns
+from equipool.estimators.harmonizer import (
+    FOLDS,
+    Harmonizer,
+    chosen_rows,
+    given_sites,
+    learned_from,
+    target_columns,
+)
 from equipool.estimators.training_data import as_volumes, check_grid
 from equipool.exceptions import InputError
+from equipool.randomness import seed_for
+from equipool.sites.design import Design
 from equipool.sites.effect import array
-from equipool.sites.scans import Box
-from equipool.sites.volume_model import VolumeSites, fit_volume_sites
+from equipool.sites.scans import BLOCK, Box
+from equipool.sites.volume_model import VolumeModel, fit_volume_model
 
 __all__ = ["ImageHarmonizer"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
-
-BLOCK = 16  # volumes in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,41 +47,45 @@ class Learned:
     covariates_: tuple[Covariate, ...]
     mask_: NDArray[np.bool_] = array("x", "y", "z")
     affine_mm_: FloatArray = array("4", "4")
-    model_: VolumeSites
+    model_: VolumeModel
 
 
-class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(kw_only=True, eq=False, repr=False)
+class ImageHarmonizer(Harmonizer):
     """Remove site effects from brain volumes: the same grid and header, without the scanner.
 
-    The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Gain, intensities, shift,
-    noise, scale and covariance of each scanner are estimated beside a trend in the covariates that all
-    scanners share, in a few passes over volumes that are read block by block. No network is trained.
+    The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Every scan is brought to
+    gain 1. What each scanner does to intensities, and its shift, are estimated beside a smooth trend
+    in the covariates that all scanners share. Intensities are undone only where held-out participants have
+    a higher likelihood with it. Volumes are read block by block, and no network is trained.
 
     Parameters
     ----------
     unseen_site
-        What ``transform`` does with a site that was not there at fit: ``"error"``, or ``"pooled"``: leave its
-        volumes as they are.
+        What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
+        volumes as they are; ``"adapt"``, estimate the site from the volumes given, with everything else as it
+        is.
     random_state
-        For the common interface; the fit draws nothing.
+        Of the folds; ``None`` is 0.
 
     Attributes
     ----------
     sites_, covariates_
-        What was seen at fit.
+        The sites and covariates of the fit.
     mask_, affine_mm_
         The grid.
+    choices_
+        What was chosen on held-out participants: the trend's ``curvature`` penalty, and whether what
+        scanners do to ``intensity`` is undone.
     model_
-        What was learned, a :class:`~equipool.sites.volume_model.VolumeSites`.
+        The fitted :class:`~equipool.sites.volume_model.VolumeModel`.
     """
 
     _learned: ClassVar[type] = Learned
-
-    def __init__(
-        self, *, unseen_site: Literal["error", "pooled"] = "error", random_state: int | None = None
-    ) -> None:
-        self.unseen_site = unseen_site
-        self.random_state = random_state
+    _advice: ClassVar[str] = (
+        'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its volumes, or "pooled" to leave '
+        "them as they are."
+    )
 
     def fit(
         self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
@@ -109,45 +119,48 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
         self.covariates_ = covariates_of(inputs)
         warn_of_small_sites(self.sites_, np.bincount(index))
-        c = self._scaled(inputs.covariates)
-        self.model_ = fit_volume_sites(volumes, c, index, target_columns(inputs))
+        design = Design(
+            site=index.astype(np.intp),
+            covariates=self._scaled(inputs.covariates),
+            target=target_columns(inputs),
+            weight=np.ones(len(index)),
+            fold=deal([index], [], min(FOLDS, len(index)), seed_for(self.random_state or 0, "folds")),
+            n_sites=len(self.sites_),
+        )
+        self.model_ = fit_volume_model(volumes, design)
         return self
+
+    @property
+    def choices_(self) -> dict[str, Any]:
+        """What was chosen on held-out participants."""
+        intensity = not self.model_.composition["intensity"].is_identity
+        return {"curvature": self.model_.curvature, "intensity": intensity}
 
     def transform(self, X: Any, *, site: Any, covariates: Any = None) -> Volumes:
         """Return volumes without the site effects, their covariates' trend kept."""
         check_is_fitted(self, "model_")
         volumes = _volumes(X, self.mask_, self.affine_mm_)
         check_grid(volumes, self.mask_, self.affine_mm_)
-        index, c = self._index(site, len(volumes)), self._covariates(covariates, len(volumes))
+        self.check_settings()
+        labels, c = given_sites(site, len(volumes)), self._covariates(covariates, len(volumes))
         box, clean = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32)
+
+        def add(model: VolumeModel, rows: NDArray[np.bool_]) -> VolumeModel:
+            return model.add_site(volumes[np.flatnonzero(rows)].read(), c[rows], box)
+
+        model, index = self._with_new_sites(labels, self._site_index(labels), add)
         for start in range(0, len(volumes), BLOCK):
             part = slice(start, start + BLOCK)
-            values, seen = volumes.read(part), index[part] >= 0
+            values, known = volumes.read(part), index[part] >= 0
             clean[part] = values
-            if seen.any():
-                clean[part][seen] = self.model_.remove(values[seen], c[part][seen], index[part][seen], box)
+            if known.any():
+                clean[part][known] = model.undo(values[known], c[part][known], index[part][known], box)
         return volumes.with_values(clean)
-
-    def fit_transform(
-        self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
-    ) -> Volumes:
-        """Fit, and transform the same volumes."""
-        self.fit(X, y, site=site, covariates=covariates, fit_on=fit_on)
-        return self.transform(X, site=site, covariates=covariates)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the fitted harmonizer as safetensors and JSON; :func:`equipool.load` reads it."""
-        from equipool.estimators.persistence import save
-
-        return save(self, folder)
 
     def check_settings(self) -> None:
         """Refuse settings that mean nothing."""
-        if self.unseen_site not in ("error", "pooled"):
-            raise InputError(
-                f"unseen_site must be 'error' or 'pooled' for images. Got {self.unseen_site!r}; fit again "
-                "with images of that site."
-            )
+        if self.unseen_site not in ("error", "pooled", "adapt"):
+            raise InputError(f"unseen_site must be one of error, pooled, adapt. Got {self.unseen_site!r}.")
 
     def _covariates(self, covariates: Any, rows: int) -> FloatArray:
         if not self.covariates_:
@@ -167,20 +180,6 @@ class ImageHarmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _scaled(self, values: FloatArray) -> FloatArray:
         columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
         return np.column_stack(columns) if columns else np.empty((len(values), 0))
-
-    def _index(self, site: Any, rows: int) -> IntArray:
-        """Return site indices; −1 for a site that was not seen at fit, if that is allowed."""
-        self.check_settings()
-        labels = [str(label) for label in given_sites(site, rows)]
-        place = {str(name): k for k, name in enumerate(self.sites_)}
-        unseen = sorted(set(labels) - set(place))
-        if unseen and self.unseen_site == "error":
-            raise InputError(
-                f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. Fit "
-                'again with volumes of that site, or leave them as they are: unseen_site="pooled" '
-                "(--unseen-site pooled)."
-            )
-        return np.array([place.get(label, -1) for label in labels], dtype=np.intp)
 
 
 def _volumes(X: Any, *grid: Any) -> Volumes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -17,12 +16,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
-from equipool.checks.findings import listed, plural
+from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
 from equipool.data.covariates import Encoding, covariate_frame, encode
 from equipool.data.splits import deal
 from equipool.estimators.harmonizer import (
+    FOLDS,
     Harmonizer,
     chosen_rows,
     given_sites,
@@ -31,18 +31,16 @@ from equipool.estimators.harmonizer import (
     support,
     target_columns,
 )
-from equipool.exceptions import EquipoolWarning, InputError
+from equipool.exceptions import InputError
 from equipool.randomness import seed_for
 from equipool.sites.design import Design, find_point_masses, winsorised
 from equipool.sites.effect import array as declared
-from equipool.sites.model import SiteModel, fit_site_model
 from equipool.sites.shift_scale import TURNS
+from equipool.sites.table_model import SiteModel, fit_site_model
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 
-FOLDS = 5  # of participants, for choices in fit
-MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer, the shift is mostly that of these participants
 RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
 
 EFFECTS = {"site": str, "feature": str, "shift": float, "low": float, "high": float, "scale": float}
@@ -119,7 +117,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     point_masses_
         The value of each feature that many rows share and that stays as it is, NaN where there is none.
     model_
-        The fitted :class:`~equipool.sites.model.SiteModel`, in standardised features.
+        The fitted :class:`~equipool.sites.table_model.SiteModel`, in standardised features.
 
     Examples
     --------
@@ -330,7 +328,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         if labels is None or index is None:
             harmonized = self._averaged_over_sites(z, c, predicted)
         else:
-            model, index = self._with_new_sites(labels, index, np.where(holes, np.nan, z), c)
+            measured = np.where(holes, np.nan, z)
+            model, index = self._with_new_sites(
+                labels, index, lambda model, rows: model.add_site(measured[rows], c[rows])
+            )
             undone = model.undo(z, model.at(c, index, predicted))
             harmonized = self._at_reference(undone, c, predicted)
             unchanged |= ((index < 0) | (index == self._reference))[:, None]
@@ -439,29 +440,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         if index is not None:
             predicted = self.model_.redo(predicted, self.model_.at(c, index, predicted))
         return self._with_cells(x, predicted)
-
-    def _with_new_sites(
-        self, labels: NDArray[Any], index: IntArray, z: FloatArray, c: FloatArray
-    ) -> tuple[SiteModel, IntArray]:
-        """Add each new site, estimated from its rows; missing cells of z are NaN."""
-        model = self.model_
-        if self.unseen_site != "adapt" or (index >= 0).all():
-            return model, index
-        index, small = index.copy(), []
-        for name in sorted({str(label) for label in labels[index < 0]}):
-            rows = labels == name
-            small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
-            model = model.add_site(z[rows], c[rows])
-            index[rows] = len(model.n_participants) - 1
-        if small:
-            warnings.warn(
-                f"{plural(len(small), 'new site')} with fewer than {MIN_ROWS_TO_ADAPT} rows "
-                f"({listed(small)}): what is removed there is partly what distinguishes these participants. "
-                "Bring more of them at once.",
-                EquipoolWarning,
-                stacklevel=3,
-            )
-        return model, index
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
         """Return the pool's values as the reference site would have measured them, if there is one."""

@@ -1,140 +1,165 @@
-"""What a scanner does to intensities, undone in each scan: a curve, a slow gain and blur.
+r"""What a scanner does to intensities, undone in each scan: a curve, a slow gain, and blur.
 
-Taking a site's mean distance away mends its mean brain and leaves people's intensities bent: where a scanner
-brightens dark voxels, it also makes people differ less there, and skews how they do. But what scanners do is
-simple. Of a scan C as the pool would show it, at gain 1, a scanner makes
+Subtracting a site's mean difference corrects its mean brain and leaves the contrast between participants
+distorted: a scanner that brightens dark voxels also makes participants differ less there. But what scanners
+do is simple. Of a scan C as the pool would show it, at gain 1, a scanner makes
 
-    N = C + b₀ + g(v)·K + b₂K² + b₃K³ + b₄·(smooth C − C) + b₅·(dark C − C),
+.. math:: N = C + b_0 + g(v) K + b_1 K^2 + b_2 K^3 + b_3 (SN - N) + b_4 (s(v)\, SN - N),
 
-K being C within the ends of what scans show, g a slow field over the brain, "smooth" a Gaussian within the
-brain and "dark" one that sees the dark around it. The coefficients are those with which the mean terms of the
-pool explain a site's mean distance from it, by generalised least squares
-(`sites.scanner_patterns`), shrunk by what chance alone explains. Undoing it, blur is taken for that of
-the scan as it is, and the curve is turned round voxel by voxel.
+K being C within the range of what scans show, g a slow field over the brain, S smoothing within the brain and
+s(v) the share of its kernel that lies there, so that the last term sees the dark around the brain. The
+coefficients are those with which the pool's mean terms explain a site's mean difference, by generalised
+least squares (:mod:`equipool.sites.scanner_patterns`), shrunk by what chance alone explains.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipool.sites.effect import SiteEffect, array
 from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
+from equipool.sites.scans import Box, gains
 
-__all__ = ["ENDS", "Intensities", "Smoothing", "fit_intensities"]
+__all__ = ["RANGE", "Intensity"]
 
 FloatArray = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
-ENDS = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve stays level
+RANGE = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve is constant
 CURVE = 5  # coefficients beside the slow gain
-USUAL = 0.5  # size of a coefficient that is no surprise at gain 1
-BRAIN = 0.05  # most that chance may be of the contrast in the mean brain, for a curve to be told
-STEPS, FLATTEST = 4, 0.3  # of turning a curve round by Newton's method, and the least slope for it
-
-
-class Smoothing(Protocol):
-    """Rows of brain voxels that can be smoothed within the brain."""
-
-    @property
-    def inside(self) -> FloatArray:
-        """How much of the kernel lies within the brain, (voxels,)."""
-        ...
-
-    def smooth(self, rows: NDArray[np.floating]) -> FloatArray:
-        """Return rows smoothed within the brain."""
-        ...
+USUAL_SIZE = 0.5  # prior standard deviation of a coefficient at gain 1
+MAX_CHANCE = 0.05  # largest share of the mean brain's contrast that may be chance for a curve to be fitted
+NEWTON_STEPS, MIN_SLOPE = 4, 0.3  # for inverting a curve, and the least slope for it
+MAX_ROUNDS = 100  # of a fixed-point iteration; most stop after twenty
 
 
 @dataclass(frozen=True, eq=False)
-class Intensities:
-    """What each site's scanner does to intensities at gain 1.
+class Intensity(SiteEffect):
+    """A curve, a slow gain and blur of each site; the equation is that of this module."""
 
-    Attributes
-    ----------
-    ends
-        (2,): where curves end.
-    curves
-        (sites, 5): coefficients b of the constant, the square, the cube, and the two kinds of blur.
-    fields
-        (sites, voxels): the slow gain g.
-    """
+    name: ClassVar[str] = "intensity"
 
-    ends: FloatArray
-    curves: FloatArray
-    fields: FloatArray
+    range: FloatArray = array("2")  # where curves end
+    curves: FloatArray = array("sites", "curves")  # b
+    fields: FloatArray = array("sites", "features")  # g
+
+    @classmethod
+    def identity(cls, n_sites: int, n_features: int) -> Self:
+        """Return sites that leave intensities as they are."""
+        return cls(np.array([0.0, 1.0]), np.zeros((n_sites, CURVE)), np.zeros((n_sites, n_features)))
 
     @property
-    def nothing(self) -> bool:
-        """Whether no scanner does anything."""
+    def is_identity(self) -> bool:
+        """Whether no site changes intensities."""
         return not self.curves.any() and not self.fields.any()
 
-    def straightened(self, normal: FloatArray, share: FloatArray, box: Smoothing) -> FloatArray:
-        """Return scans at gain 1 as the pool would show them; each has a share in sites, (rows, sites)."""
-        curves, smooth = share @ self.curves, box.smooth(normal)
-        straight = np.empty_like(normal)
-        for k, (row, blurred) in enumerate(zip(normal, smooth, strict=True)):  # one scan stays in the cache
-            constant, square, cube, blur, dark = curves[k]
-            goal = row - constant - blur * (blurred - row) - dark * (blurred * box.inside - row)
-            straight[k] = self._turned_round(goal, share[k] @ self.fields, square, cube)
-        return straight
+    def undo(self, rows: FloatArray, at: Any) -> FloatArray:
+        """Return scans at gain 1 as the pool would show them.
 
-    def _turned_round(self, goal: FloatArray, gain: FloatArray, square: float, cube: float) -> FloatArray:
-        """Return C where C + gain·K + square·K² + cube·K³ is the goal, by Newton's method."""
-        low, high = self.ends
-        found = goal.copy()
-        for _ in range(STEPS):
-            inner = np.clip(found, low, high)
-            bent = gain + inner * (square + inner * cube)
-            slope = 1 + bent + inner * (square + 2 * cube * inner)
-            slope[inner != found] = 1.0  # level beyond the ends
-            found -= (found + inner * bent - goal) / np.maximum(slope, FLATTEST)
-        return found
+        The gain is estimated anew, because that of a distorted scan depends on who is scanned.
+        """
+        straight = self._inverted(self._without_blur(rows, at), at)
+        return straight / gains(straight, at.template)[:, None]
 
+    def redo(self, rows: FloatArray, at: Any) -> FloatArray:
+        """Return scans at gain 1 as their site would show them."""
+        gain = np.ones((len(rows), 1))
+        for _ in range(MAX_ROUNDS):
+            result = self._with_blur(self._curved(rows * gain, at), at)
+            change = gains(result, at.template)[:, None]
+            gain /= change
+            if np.abs(change - 1).max(initial=0.0) < 1e-13:
+                break
+        return result
 
-def fit_intensities(
-    means: FloatArray,
-    ends: FloatArray,
-    people: FloatArray,
-    shift: FloatArray,
-    error: FloatArray,
-    patterns: PeoplePatterns,
-    inside: FloatArray,
-    mask: Mask,
-) -> Intensities:
-    """Find what explains each site's mean distance from the pool.
+    def log_det(self, rows: FloatArray, at: Any) -> FloatArray:
+        """Return log |∂ undo(rows) / ∂ rows|; of blur, the approximation for a brain without edges."""
+        straight = self._inverted(self._without_blur(rows, at), at)
+        inner = np.clip(straight, *self.range)
+        slope = np.where(inner == straight, self._slope(inner, at), 1.0)
+        total = -np.log(np.maximum(slope, MIN_SLOPE)).sum(axis=1)
+        total -= rows.shape[1] * np.log(gains(straight, at.template))
+        blur = self.curves[:, 3:].sum(axis=1)[at.site]
+        return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
 
-    Parameters
-    ----------
-    means
-        Of the :func:`~equipool.sites.scanner_patterns.intensity_terms` over training people.
-    ends
-        Where curves are to end.
-    people, shift
-        (sites,): how many people; and (sites, voxels): sites' distances from the pool at covariates 0.
-    error
-        (sites,): variance of such a distance by chance, in units of the variance between people.
-    patterns
-        How people differ.
-    inside
-        (voxels,): how much of a smoothing kernel around each voxel lies within the brain.
-    """
-    curves, fields = np.zeros((len(shift), CURVE)), np.zeros_like(shift)
-    between = patterns.variances.sum() + patterns.rest * (len(inside) - len(patterns.variances))
-    if between / people.sum() > BRAIN * len(inside) * means[0].var():
-        return Intensities(ends, curves, fields)  # what bends could not be told from whom a site scanned
-    slow, dark = slow_fields(mask), (means[0] + means[3]) * inside - means[0]
-    maps = np.vstack([np.ones_like(dark), means[1:4], dark, means[0] * slow])
-    size = np.maximum(np.linalg.norm(maps, axis=1), 1e-12)
-    apart = ScannersAndPeople((maps / size[:, None]).astype(np.float32), patterns)
-    for s in np.flatnonzero(error > 0):
-        # Maps that say nearly the same would get large coefficients of opposite signs, which mend the mean
-        # and spoil each scan: a ridge.
-        found = apart.coefficients(shift[s : s + 1], error[s] / (USUAL * size) ** 2)[0]
-        # After James and Stein: by chance the explained part has as many units as there are coefficients.
-        explained = apart.explained(found) / error[s]
-        found *= max(1.0 - len(found) / max(explained, 1e-300), 0.0) / size
-        curves[s], fields[s] = found[:CURVE], found[CURVE:] @ slow
-    return Intensities(ends, curves, fields)
+    def add_site(self, rows: FloatArray, at: Any) -> Self:
+        """Return the effect with a site that leaves intensities as they are."""
+        more = {name: getattr(self, name) for name in ("curves", "fields")}
+        return replace(self, **{name: np.vstack([v, np.zeros((1, v.shape[1]))]) for name, v in more.items()})
+
+    def _without_blur(self, rows: FloatArray, at: Any) -> FloatArray:
+        b = self.curves[at.site]
+        smooth = at.box.smooth(rows)
+        return rows - b[:, :1] - b[:, 3:4] * (smooth - rows) - b[:, 4:] * (smooth * at.box.inside - rows)
+
+    def _with_blur(self, goal: FloatArray, at: Any) -> FloatArray:
+        b, rows = self.curves[at.site], goal
+        for _ in range(MAX_ROUNDS):
+            blurred = (b[:, 3:4] + b[:, 4:] * at.box.inside) * at.box.smooth(rows)
+            after = (goal + b[:, :1] + blurred) / (1 + b[:, 3:4] + b[:, 4:])
+            change, rows = np.abs(after - rows).max(initial=0.0), after
+            if change < 1e-13:
+                break
+        return rows
+
+    def _curved(self, rows: FloatArray, at: Any) -> FloatArray:
+        inner, (square, cube) = np.clip(rows, *self.range), self.curves[at.site, 1:3].T[..., None]
+        return rows + inner * (self.fields[at.site] + inner * (square + inner * cube))
+
+    def _slope(self, inner: FloatArray, at: Any) -> FloatArray:
+        square, cube = self.curves[at.site, 1:3].T[..., None]
+        return 1 + self.fields[at.site] + inner * (2 * square + 3 * cube * inner)
+
+    def _inverted(self, goal: FloatArray, at: Any) -> FloatArray:
+        """Return C whose curve is the goal, by Newton's method."""
+        rows = goal.copy()
+        for _ in range(NEWTON_STEPS):
+            inner = np.clip(rows, *self.range)
+            slope = np.where(inner == rows, self._slope(inner, at), 1.0)
+            rows -= (self._curved(rows, at) - goal) / np.maximum(slope, MIN_SLOPE)
+        return rows
+
+    @classmethod
+    def fit(
+        cls,
+        means: FloatArray,
+        ends: FloatArray,
+        shift: FloatArray,
+        error: FloatArray,
+        people: PeoplePatterns,
+        n: float,
+        box: Box,
+    ) -> Self:
+        """Find what explains each site's mean difference from the pool.
+
+        Parameters
+        ----------
+        means
+            Of the :func:`~equipool.sites.scanner_patterns.intensity_terms` over all scans.
+        ends
+            (2,), where curves end.
+        shift
+            (sites, voxels): sites' differences from the pool at the mean covariates.
+        error
+            (sites,): variance of such a difference by chance, in units of the variance between participants.
+        people, n
+            How participants differ, and how many there are.
+        """
+        curves, fields = np.zeros((len(shift), CURVE)), np.zeros_like(shift)
+        if people.total(len(box.inside)) / n > MAX_CHANCE * len(box.inside) * means[0].var():
+            return cls(ends, curves, fields)  # a curve could not be told from whom a site scanned
+        slow, dark = slow_fields(box.mask), (means[0] + means[3]) * box.inside - means[0]
+        maps = np.vstack([np.ones_like(dark), means[1:4], dark, means[0] * slow])
+        size = np.maximum(np.linalg.norm(maps, axis=1), 1e-12)
+        apart = ScannersAndPeople((maps / size[:, None]).astype(np.float32), people)
+        for s in np.flatnonzero(error > 0):
+            # A ridge: maps that are nearly equal would get large coefficients of opposite signs.
+            b = apart.coefficients(shift[s : s + 1], error[s] / (USUAL_SIZE * size) ** 2)[0]
+            # James and Stein: by chance, what is explained has as many units as there are coefficients.
+            explained = apart.explained(b) / error[s]
+            b *= max(1.0 - len(b) / max(explained, 1e-300), 0.0) / size
+            curves[s], fields[s] = b[:CURVE], b[CURVE:] @ slow
+        return cls(ends, curves, fields)

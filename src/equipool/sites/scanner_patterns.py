@@ -1,14 +1,15 @@
-"""Sites' mean brains differ: how much of that is the scanners', and how much whom they happened to scan?
+r"""What of the differences between sites' mean brains is due to the scanners, and what to whom they scanned.
 
-With a hundred people a site, its mean brain is off by a tenth of the spread between people, along the very
-patterns in which people differ: larger ventricles, wider heads. Taken for the scanner's, that error would be
-put into every new scan. But scanners cannot do everything: they bend intensities, blur, and lay slow fields
-over the brain. What such patterns explain of a difference is the scanner's. Of the rest, what lies along
-the patterns of people is left to the people, unless a group of patterns shows more than chance makes; what
-lies off them is kept as the scanner's, though people have some part in it too.
+With a hundred participants, a site's mean brain is off by a tenth of the standard deviation between
+participants, along the very patterns in which brains vary (larger ventricles, wider heads). That sampling
+error must not be taken for the scanner's. But scanners cannot do everything: they change intensities, blur,
+and add slow fields. A site's difference d from the pool is modelled as
 
-The patterns are fitted by generalised least squares, with the covariance between people as the error's: a
-difference counts where people are alike.
+.. math:: d = A b + P^\top u + \varepsilon, \qquad \operatorname{cov}(\varepsilon + P^\top u) = \Sigma / n
+
+with scanner patterns A, fitted by generalised least squares, the covariance Σ between participants, and its
+patterns P. What A explains is the scanner's. The rest is shrunk along P, fully unless a group of patterns
+varies between sites beyond chance, and kept off P.
 """
 
 from __future__ import annotations
@@ -26,12 +27,8 @@ __all__ = [
     "PeoplePatterns",
     "ScannersAndPeople",
     "intensity_terms",
-    "largest",
-    "mixtures",
-    "products",
     "scanner_patterns",
     "slow_fields",
-    "tenths",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -40,19 +37,19 @@ Single = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 FIELD_ORDER = 4  # slow fields are cosines whose half waves along the three axes are fewer than this in all
-PATTERN_SHARE = 0.5  # of as many patterns as there are people; the others are too small to be told from noise
+PATTERN_SHARE = 0.5  # of as many patterns as participants; further ones cannot be distinguished from noise
 FIRST_WINDOW, GROWTH = 10, 1.5  # patterns whose sizes are judged together, and how windows grow
 TERMS = 6  # of intensities
-TENTHS = 10  # parts of people, each judged by the patterns of the others
+TENTHS = 10  # parts of participants, each judged by the patterns of the others
 CHUNK = 1 << 14  # voxels at a time, in double precision
 
 
 @dataclass(frozen=True, eq=False)
 class PeoplePatterns:
-    """How people differ: (K, voxels) orthonormal patterns, variances along them, and off them a voxel.
+    """How participants differ: orthonormal patterns (K, voxels), variances along them, per voxel off them.
 
-    The variances are those of other people than the patterns were found in: these vary along them twice to
-    six times as much, because the patterns were made of them.
+    The variances are those of held-out participants; those from whom patterns were estimated vary two to six
+    times as much along them.
     """
 
     patterns: Single
@@ -61,18 +58,29 @@ class PeoplePatterns:
 
     @classmethod
     def of(cls, rows: Single, scale: float = 1.0) -> PeoplePatterns:
-        """Find them in what is people's own, (people, voxels).
+        """Estimate them from residuals (participants, voxels).
 
-        ``scale`` makes up for what the regression that left these rows took of their variance.
+        ``scale`` corrects for the degrees of freedom of the regression that left these residuals.
         """
         gram = products(rows, rows)
         values, vectors = largest(gram, max(int(PATTERN_SHARE * len(rows)), 1))
         patterns = (vectors / np.sqrt(values)).T.astype(np.float32) @ rows
         variances, off = _of_others(gram, len(values))
-        # The least, for scans at gain 1, keeps weights finite where people differ along few patterns only.
+        # The least, for scans at gain 1, keeps weights finite where participants differ along few patterns.
         least = max(1e-6 * float(variances.max(initial=0.0)), 1e-12)
         rest = off / max(rows.shape[1] - len(values), 1)
         return cls(patterns, scale * np.maximum(variances, least), scale * max(rest, least))
+
+    def total(self, n_voxels: int) -> float:
+        """Return the variance over all voxels."""
+        return float(self.variances.sum()) + self.rest * (n_voxels - len(self.variances))
+
+    def log_likelihood(self, rows: FloatArray) -> FloatArray:
+        """Return the Gaussian log-likelihood of residuals, (rows,), up to a constant."""
+        scores, rest = rows @ self.patterns.T, rows.shape[1] - len(self.variances)
+        along = (scores**2 / self.variances).sum(axis=1) + np.log(self.variances).sum()
+        off = ((rows**2).sum(axis=1) - (scores**2).sum(axis=1)) / self.rest + rest * np.log(self.rest)
+        return -0.5 * (along + off)
 
     def windows(self) -> list[slice]:
         """Return patterns in groups of growing size, the largest variances first."""
@@ -91,7 +99,7 @@ def largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _of_others(gram: FloatArray, most: int) -> tuple[FloatArray, float]:
-    """Return people's variances along the patterns of others, and in all off them, from inner products."""
+    """Return participants' variances along the patterns of others, and off them, from inner products."""
     variances = np.zeros(most)
     for others, these in tenths(len(gram)):
         values, vectors = largest(gram[np.ix_(others, others)], most)
@@ -102,7 +110,7 @@ def _of_others(gram: FloatArray, most: int) -> tuple[FloatArray, float]:
 
 
 def tenths(people: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Give each tenth of people after all others; nothing of a single person."""
+    """Yield the others and each tenth of participants; nothing for a single one."""
     part = np.arange(people) % TENTHS
     for k in range(min(TENTHS, people) if people > 1 else 0):
         yield np.flatnonzero(part != k), np.flatnonzero(part == k)
@@ -120,11 +128,9 @@ def slow_fields(mask: Mask) -> FloatArray:
 
 
 def intensity_terms(rows: FloatArray, smooth: FloatArray) -> FloatArray:
-    """Return sums over scans at gain 1, (people, voxels), and the same smoothed: (TERMS, voxels).
+    """Return sums over scans at gain 1 (rows, voxels), and the same smoothed, (TERMS, voxels).
 
-    Of the intensity and its powers, and of what smoothing changes. The mean brain of a scanner that bends
-    intensities differs from another's by the mean of the bent intensities, which the mean intensity alone
-    does not tell where people differ.
+    They are those of the intensity x, x², x³, and with the change d by smoothing, of d, d² and dx.
     """
     change, square = smooth - rows, rows * rows  # a product of three is many times quicker than a power
     pairs = ((square, rows), (change, change), (change, rows))
@@ -133,23 +139,16 @@ def intensity_terms(rows: FloatArray, smooth: FloatArray) -> FloatArray:
 
 
 def scanner_patterns(means: FloatArray, inside: FloatArray, mask: Mask) -> Single:
-    """Return what scanners can add to a mean brain, (patterns, voxels).
+    """Return what scanners can add to a mean brain: intensity terms times slow fields, (patterns, voxels).
 
-    Curves of the intensity (its powers), blur (what smoothing changes, with and without the dark around the
-    brain, and together with curves), each as a slow field has it.
-
-    Parameters
-    ----------
-    means
-        Of the :func:`intensity_terms` over training people.
-    inside
-        (voxels,): how much of a smoothing kernel around each voxel lies within the brain.
+    ``means`` are those of the :func:`intensity_terms`, ``inside`` the share of a smoothing kernel around each
+    voxel that lies within the brain.
     """
     dark = (means[0] + means[3]) * inside - means[0]
     maps = np.vstack([np.ones_like(dark), means, dark])
     maps /= np.maximum(np.linalg.norm(maps, axis=1, keepdims=True), 1e-300)
     _, sizes, maps = np.linalg.svd(maps, full_matrices=False)
-    # Where maps say the same, as two do without a dark edge, what is left between them is rounding.
+    # Without a dark edge two maps are equal, and their difference is rounding.
     maps = maps[sizes > 1e-6 * sizes[0]]
     fields = slow_fields(mask)
     result = np.empty((len(maps) * len(fields), len(dark)), dtype=np.float32)
@@ -160,34 +159,20 @@ def scanner_patterns(means: FloatArray, inside: FloatArray, mask: Mask) -> Singl
 
 @dataclass(frozen=True, eq=False)
 class ScannersAndPeople:
-    """Tells what scanners did to sites' mean brains from whom they scanned.
+    """Separates what scanners did to sites' mean brains from whom they scanned."""
 
-    Attributes
-    ----------
-    scanner
-        (patterns, voxels): what scanners can do.
-    people
-        How people differ.
-    """
-
-    scanner: Single
+    scanner: Single  # (patterns, voxels), what scanners can do
     people: PeoplePatterns
 
     def beyond_chance(self, shift: FloatArray, count: FloatArray, chance: float = 1.0) -> FloatArray:
-        """Return how far scanners move sites along each of people's patterns, beyond their own patterns.
+        """Return the variance between sites along each pattern of participants, beyond chance.
 
-        As a variance, in units of the variance between people; 0 where sites' distances from the pool,
-        (sites, voxels), are no larger than chance makes them. Patterns are judged in groups, as a single one
-        says little.
-
-        Parameters
-        ----------
-        shift, count
-            Sites' distances, and of how many people each site's mean is.
-        chance
-            How much larger than in plain means of so many people distances are by chance.
+        In units of the variance between participants, of what scanners' patterns do not explain of the
+        sites' ``shift`` (sites, voxels) with ``count`` participants. Patterns are judged in groups, as a
+        single one says little. ``chance`` is the factor by which the variance by chance exceeds that of plain
+        means.
         """
-        # What scanners' patterns explain by chance is no longer there.
+        # Without what scanners' patterns explain by chance.
         fitted = ((self._inverse @ self._along) * self._along).sum(axis=0)
         expected = np.maximum(self.people.variances - fitted, 1e-3 * self.people.variances)
         freedom = max(len(count) - 1, 1)
@@ -199,32 +184,28 @@ class ScannersAndPeople:
         return beyond
 
     def scanners_part(self, shift: FloatArray, count: FloatArray, beyond: FloatArray) -> FloatArray:
-        """Return what of sites' distances from the pool, (sites, voxels), is their scanners'.
+        """Return the scanners' part of sites' shifts, (sites, voxels), given :meth:`beyond_chance`.
 
-        ``count`` says of how many people each site's mean is, ``beyond`` what :meth:`beyond_chance` found.
+        The fewer participants, the more of a mean is chance; all of it where ``beyond`` is 0.
         """
-        # The fewer people, the more of a mean is chance; all of it where scanners do nothing along a pattern.
         chance = 1.0 / (1.0 + count[:, None] * beyond)
         return shift - (self._unexplained(shift) * chance).astype(np.float32) @ self.people.patterns
 
     def coefficients(self, shift: FloatArray, ridge: FloatArray) -> FloatArray:
-        """Return how much of each of the scanners' patterns explains sites' distances, (sites, patterns).
-
-        ``ridge`` is added to what is known of each pattern.
-        """
+        """Return the coefficients of the scanners' patterns, (sites, patterns); ``ridge`` is the penalty."""
         right = self._right(shift, products(shift, self.people.patterns))
         return right @ np.linalg.inv(self._known + np.diag(ridge))
 
     def explained(self, coefficients: FloatArray) -> float:
-        """Return the squared size of what a scanner's patterns make, a unit being a difference of people."""
+        """Return the squared Mahalanobis length of what coefficients explain."""
         return float(coefficients @ self._known @ coefficients)
 
     def _right(self, shift: FloatArray, seen: FloatArray) -> FloatArray:
-        """Return distances along scanners' patterns, counted where people are alike."""
+        """Return A Σ⁻¹ d."""
         return products(shift, self.scanner) / self.people.rest + (seen * self._extra) @ self._along.T
 
     def _unexplained(self, shift: FloatArray) -> FloatArray:
-        """Return what of distances lies along people's patterns and not along scanners', (sites, K)."""
+        """Return P (d − A b), (sites, K)."""
         seen = products(shift, self.people.patterns)
         return seen - self._right(shift, seen) @ self._inverse @ self._along
 
@@ -234,12 +215,12 @@ class ScannersAndPeople:
 
     @cached_property
     def _extra(self) -> FloatArray:
-        """The inverse covariance between people along their patterns, less the 1/rest that it is off them."""
+        """The inverse covariance along participants' patterns, less the 1/rest that it is off them."""
         return 1.0 / self.people.variances - 1.0 / self.people.rest
 
     @cached_property
     def _known(self) -> FloatArray:
-        """What is known of the patterns' coefficients from one person's brain."""
+        """The information A Σ⁻¹ Aᵀ."""
         gram = products(self.scanner, self.scanner) / self.people.rest
         return gram + (self._along * self._extra) @ self._along.T
 
@@ -256,12 +237,3 @@ def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> Float
         part = slice(start, start + CHUNK)
         total += first[:, part].astype(np.float64) @ second[:, part].astype(np.float64).T
     return total
-
-
-def mixtures(weights: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
-    """Return weights @ rows in double precision, some voxels at a time: never all rows in double."""
-    result = np.empty((len(weights), rows.shape[1]))
-    for start in range(0, rows.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
-        result[:, part] = weights @ rows[:, part].astype(np.float64)
-    return result

@@ -126,8 +126,10 @@ def _apply_to_images(
         names = [covariate.name for covariate in model.covariates_]
         require_columns(frame, names)
         covariates = chosen(frame, names)
-        model.set_params(unseen_site=arguments.unseen_site)
+        # One image of a new site says nothing of it, so nothing is estimated in the trial.
+        model.set_params(unseen_site="error" if arguments.unseen_site == "error" else "pooled")
         _try(model, volumes, site, covariates)
+        model.set_params(unseen_site=arguments.unseen_site)
     if arguments.dry_run:
         size = 4 * len(volumes) * model.mask_.size / 2**20 if harmonizes else 0
         what = f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"

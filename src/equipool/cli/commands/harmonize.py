@@ -83,7 +83,7 @@ def _harmonize_images(arguments: argparse.Namespace, source: Source, facts: dict
     paths = pool.images or ()
     places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
     if arguments.statmap:
-        from equipool.cli.statmaps import require_a_map, write_statmaps
+        from equipool.cli.statmap_files import require_a_map, write_statmaps
 
         require_a_map(arguments, frame)
     if arguments.dry_run:

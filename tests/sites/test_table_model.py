@@ -6,7 +6,7 @@ import random_effects as draw
 
 import equipool as ep
 from equipool.sites.effect import Composition
-from equipool.sites.model import fit_site_model
+from equipool.sites.table_model import fit_site_model
 
 TABLES = {
     "three sites": {"people": 120},
