@@ -60,7 +60,9 @@ pooler = poolers["two halves"]
 one, two = pooler.network_.one, pooler.network_.two
 scaled = torch.from_numpy((pool.X[test] - pooler.feature_mean_) / pooler.feature_scale_)
 latents = one.latent(scaled).detach()
-error = equivariance_error(lambda latent: two.phi(*one.tau.at_reference(latent)), one.action, inputs=latents)
+error = equivariance_error(
+    lambda latent: two.phi(*one.tau.at_reference(latent)), one.tau.action, inputs=latents
+)
 print(f"equivariance error of the code: {error:.1e}")
 
 predicted = pooler.read_covariates(pool.X[test])[:, 0]

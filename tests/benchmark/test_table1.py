@@ -158,7 +158,7 @@ def test_a_file_that_holds_no_settings_is_answered(tmp_path, text):
 
 def test_the_command_draws_tau_and_prints_the_table(finished, quick, tmp_path, monkeypatch, capsys):
     shutil.copytree(finished[1] / "runs", tmp_path / "runs")
-    monkeypatch.setattr(datasets, "require_dataset", lambda name: None)
+    monkeypatch.setitem(uci.LOADERS, "sim", None)  # `quick` makes the pool
     arguments = ["benchmark", "sim", "--methods", "naive", "ours", "--seeds", "1", "--jobs", "1"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
