@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Composition", "Context", "FloatArray", "IntArray", "SiteEffect", "array", "choose", "exceeds"]
+__all__ = ["Composition", "Context", "FloatArray", "IntArray", "SiteEffect", "array", "choose", "exceeds", "simplest"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -42,16 +42,22 @@ def exceeds(
     return np.asarray(gains.sum(axis=-1) > threshold * error)
 
 
-def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERRORS) -> int:
-    """Return the simplest candidate that the best one does not exceed by so many standard errors.
+def choose(log_likelihoods: FloatArray) -> int:
+    """Return the most likely candidate if it exceeds the first, in which there is no effect; otherwise 0.
 
-    ``log_likelihoods`` are of held-out participants, (candidates, parts), candidates ordered from the
-    simplest to the most flexible.
+    ``log_likelihoods`` are of held-out participants, (candidates, parts).
     """
-    if log_likelihoods.shape[1] < 2:
-        return 0
+    best = int(log_likelihoods.sum(axis=1).argmax())
+    return best if exceeds(log_likelihoods[best] - log_likelihoods[0]) else 0
+
+
+def simplest(log_likelihoods: FloatArray) -> int:
+    """Return the simplest candidate within one standard error of the most likely one: Breiman's rule.
+
+    For the trend, which is kept and not removed. Candidates are ordered from the simplest.
+    """
     best = log_likelihoods[int(log_likelihoods.sum(axis=1).argmax())]
-    return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=standard_errors))[0])
+    return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=1.0))[0])
 
 
 def array(*dimensions: str, positive: bool = False, integer: bool = False) -> Any:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from equipool.groups.trend import SplineBasis, Trend, fit_basis
 from equipool.sites.design import FEW, MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
-from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
+from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, simplest
 
 __all__ = ["Moments", "Regression", "SharedTrend", "ShiftScale", "regress", "variance_between", "winsorise"]
 
 CURVATURES = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # penalties on the trend's curved part, the straightest first
-TREND_STANDARD_ERRORS = 1.0  # Breiman's: the trend is kept, so it needs less proof than what is removed
 TURNS = 3  # of what is estimated in turns, such as the trend given scales, and scales given the trend
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
 PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
@@ -293,12 +292,12 @@ class SharedTrend:
         shared = cls(basis, columns, sums, (curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
-            best = choose(tried, standard_errors=TREND_STANDARD_ERRORS)
+            best = simplest(tried)
             shared = replace(shared, curvature=CURVATURES[best])
         if design.n_sites > 1 and basis.width and shared.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
-            shared = scaled if choose(forms, standard_errors=TREND_STANDARD_ERRORS) else shared
+            shared = scaled if simplest(forms) else shared
         return shared
 
     def held_out(self) -> FloatArray:
