@@ -122,7 +122,8 @@ class Coupling(SiteEffect):
         result = np.zeros_like(rows)
         if self.is_identity:
             return result
-        units = self._units(winsorised(rows - at.predicted, self.deviation), at.covariates)
+        residuals = np.nan_to_num(winsorised(rows - at.predicted, self.deviation))  # 0 where not measured
+        units = self._units(residuals, at.covariates)
         for s in np.unique(at.site[self.head_of[at.site] >= 0]):
             result[at.site == s] = units[at.site == s] @ self.heads[self.head_of[s]]
         return result

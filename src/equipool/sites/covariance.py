@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
 
 from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
+from equipool.sites.missing import completed
 
 __all__ = ["Covariance"]
 
@@ -102,7 +104,7 @@ class Covariance(SiteEffect):
         n, k, residuals = len(rows) - 1, self.shrinkage, winsorised(rows - at.predicted, self.deviation)
         measured = ~np.isnan(residuals)
         mean = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)
-        white = np.where(measured, residuals - mean, 0.0) @ self.whiten
+        white = completed(residuals - mean, self.precision) @ self.whiten
         vectors, squares = _principal(white, np.ones(len(rows)))
         return replace(
             self,
@@ -112,11 +114,19 @@ class Covariance(SiteEffect):
             rest=np.append(self.rest, 1 / (1 + n / k)),
         )
 
+    @cached_property
+    def precision(self) -> FloatArray:
+        """The inverse of the pooled covariance, Σ⁻¹."""
+        return np.asarray(self.whiten @ self.whiten.T)
+
     def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
         """Multiply winsorised residuals by A_s to a power."""
         if self.is_identity:
             return rows
-        white, result = winsorised(rows - at.predicted, self.deviation) @ self.whiten, rows.copy()
+        residuals, result = winsorised(rows - at.predicted, self.deviation), rows.copy()
+        if np.isnan(residuals).any():
+            residuals = completed(residuals, self.precision)
+        white = residuals @ self.whiten
         for s in np.unique(at.site):
             some, part = at.site == s, slice(self.start[s], self.start[s + 1])
             vectors, rest = self.vectors[part], self.rest[s] ** power

@@ -115,12 +115,15 @@ class ShiftScale(SiteEffect):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Weighted count, means and centred products of the columns b (q) and the features z (p) at each site."""
+    """Weighted count, means and centred products of the columns b (q) and the features z (p) at each site.
 
-    n: FloatArray  # (sites,)
-    b: FloatArray  # (sites, q)
+    Over the rows in which a feature was measured: where all were, k is 1, otherwise p.
+    """
+
+    n: FloatArray  # (sites, k)
+    b: FloatArray  # (sites, q, k)
     z: FloatArray  # (sites, p)
-    bb: FloatArray  # (sites, q, q)
+    bb: FloatArray  # (sites, q, q, k)
     bz: FloatArray  # (sites, q, p)
     zz: FloatArray  # (sites, p), of each feature with itself
 
@@ -129,35 +132,42 @@ class Moments:
         """Return the moments over some of the folds of :func:`sums_of`."""
         some = np.asarray(folds, dtype=np.float64)
         n, b, z, bb, bz, zz = (np.einsum("sf...,f->s...", each, some) for each in sums)
-        share = np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)[:, None]
-        mean_b, mean_z = b * share, z * share
-        bb, bz = bb - b[:, :, None] * mean_b[:, None], bz - b[:, :, None] * mean_z[:, None]
+        share = np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
+        mean_b, mean_z = b * share[:, None], z * share
+        bb, bz = bb - b[:, :, None] * mean_b[:, None], bz - b * mean_z[:, None]
         return cls(n, mean_b, mean_z, bb, bz, np.maximum(zz - z * mean_z, 0.0))
 
     def squares(self, level: FloatArray, slopes: FloatArray, factor: FloatArray) -> FloatArray:
         """Return Σ w (z − level − factor · b @ slopes)² at each site, (sites, p)."""
         across = np.einsum("sqp,qp->sp", self.bz, slopes)
-        inner = np.einsum("qp,sqr,rp->sp", slopes, self.bb, slopes, optimize=True)
-        offset = self.z - level - factor * (self.b @ slopes)
-        total = self.zz - 2 * factor * across + factor**2 * inner + self.n[:, None] * offset**2
+        inner = np.einsum("qp,sqrp,rp->sp", slopes, self.bb, slopes, optimize=True)
+        offset = self.z - level - factor * np.einsum("sqp,qp->sp", self.b, slopes)
+        total = self.zz - 2 * factor * across + factor**2 * inner + self.n * offset**2
         return np.maximum(total, 0.0)
 
 
 def sums_of(z: FloatArray, columns: FloatArray, design: Design, n_folds: int = 1) -> tuple[FloatArray, ...]:
-    """Return Σw, Σwb, Σwz, Σwbbᵀ, Σwbzᵀ and Σwz² of each site and fold, (sites, folds, ...)."""
+    """Return Σw, Σwb, Σwz, Σwbbᵀ, Σwbzᵀ and Σwz² of each site and fold, (sites, folds, ...); see Moments.
+
+    Cells of z that are NaN were not measured; their rows are left out of the sums of that feature.
+    """
     q, p, n_cells = columns.shape[1], z.shape[1], design.n_sites * n_folds
+    k = p if np.isnan(z).any() else 1
     cell = design.site * n_folds + (design.fold if n_folds > 1 else 0)
-    shapes = ((), (q,), (p,), (q, q), (q, p), (p,))
+    shapes = ((k,), (q, k), (p,), (q, q, k), (q, p), (p,))
     sums = n, b_sum, z_sum, bb, bz, zz = tuple(np.zeros((n_cells, *shape)) for shape in shapes)
-    for part in pieces(len(z), p):
+    for part in pieces(len(z), p * (q if k > 1 else 1)):
         b, y, add = columns[part], z[part], (cell[part], n_cells, design.weight[part])
-        n += np.bincount(cell[part], design.weight[part], n_cells)
-        b_sum += site_sums(b, *add)
+        measured = np.ones((len(b), 1)) if k == 1 else (~np.isnan(y)).astype(np.float64)
+        y = y if k == 1 else np.where(measured, y, 0.0)
+        each = (b[:, :, None] * measured[:, None]).reshape(len(b), q * k)
+        n += site_sums(measured, *add)
+        b_sum += site_sums(each, *add).reshape(b_sum.shape)
         z_sum += site_sums(y, *add)
         zz += site_sums(y**2, *add)
-        for k in range(q):
-            bb[:, k] += site_sums(b * b[:, [k]], *add)
-            bz[:, k] += site_sums(y * b[:, [k]], *add)
+        for j in range(q):
+            bb[:, j] += site_sums(b[:, [j]] * each, *add).reshape(bb[:, j].shape)
+            bz[:, j] += site_sums(y * b[:, [j]], *add)
     return tuple(each.reshape(design.n_sites, n_folds, *each.shape[1:]) for each in sums)
 
 
@@ -168,7 +178,7 @@ class Regression:
     slopes: FloatArray  # (q, p), of the columns
     level: FloatArray  # (sites, p), what each site measures where all columns are 0, their mean
     centre: FloatArray  # (p,), mean of the levels over participants, in the pool's units
-    n_participants: FloatArray  # (sites,)
+    n_participants: FloatArray  # (sites, k), as in Moments
     effect: ShiftScale  # its shifts shrunk by empirical Bayes
 
     def predicted(self, columns: FloatArray, site: IntArray) -> Iterator[tuple[slice, FloatArray]]:
@@ -181,26 +191,27 @@ class Regression:
 def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) -> Regression:
     """Fit trend, levels and scales; ``penalty`` (q,) is that on the slopes for each participant."""
     n, (q, p) = sites.n, sites.bz.shape[1:]
-    total, factor, present = n.sum(), np.ones((len(n), p)), n > 0
-    inverse = np.linalg.inv(sites.bb.sum(axis=0) + np.diag(penalty) * total)
+    total, factor, present = np.maximum(n.sum(axis=0), 1.0), np.ones((len(n), p)), n > 0
+    inverse = np.linalg.inv(np.moveaxis(sites.bb.sum(axis=0), -1, 0) + np.diag(penalty) * total[:, None, None])
     for _ in range(TURNS if scales_trend else 1):
         # Where sites scale the trend, z / scale follows a plain regression.
-        slopes = inverse @ np.einsum("sqp,sp->qp", sites.bz, 1 / factor)
-        level = sites.z - factor * (sites.b @ slopes)
+        across = np.einsum("sqp,sp->qp", sites.bz, 1 / factor)
+        slopes = inverse[0] @ across if len(inverse) == 1 else np.einsum("pqr,rp->qp", inverse, across)
+        level = sites.z - factor * np.einsum("sqp,qp->sp", sites.b, slopes)
         squares = sites.squares(level, slopes, factor)
         scale_weight = _scale_weight(squares, n)
         scale = _scales(squares, n, scale_weight)
         factor = scale if scales_trend else factor
     pool_level = level / factor
-    centre = n @ pool_level / total
-    shift = np.where(present[:, None], pool_level - centre, 0.0)
+    centre = (n * pool_level).sum(axis=0) / total
+    shift = np.where(present, pool_level - centre, 0.0)
     variance = (squares / scale**2).sum(axis=0) / total
-    degrees = max(total - np.count_nonzero(present) - q, 1.0)
-    away = sites.b - n @ sites.b / total
-    trend_error = ((away @ inverse) * away).sum(axis=1, keepdims=True)
-    sampling = (1.0 if scales_trend else scale**2) / np.where(present, n, 1.0)[:, None]
+    degrees = np.maximum(total - np.count_nonzero(present, axis=0) - q, 1.0)
+    away = sites.b - (n[:, None] * sites.b).sum(axis=0) / total
+    trend_error = np.einsum("sqp,pqr,srp->sp", away, inverse, away)
+    sampling = (1.0 if scales_trend else scale**2) / np.where(present, n, 1.0)
     error = np.sqrt(variance * total / degrees * (sampling + trend_error))
-    between = variance_between(shift[present], error[present])
+    between = variance_between(shift, np.where(present, error, np.inf))
     shift *= between / np.maximum(between + error**2, TINY)
     effect = ShiftScale(scales_trend, shift, error, scale, between, scale_weight, variance)
     return Regression(slopes, level, centre, n, effect)
@@ -211,37 +222,41 @@ def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
 
     As many as make the logarithm of a site's variance, of error 2 / (n − 1), as uncertain as sites differ.
     """
-    weight, enough = np.full(squares.shape[1], PRIOR_SCALE), n >= FEW
-    n, variance = n[enough, None], squares[enough] / n[enough, None]
-    varies = (variance > TINY).all(axis=0)
-    if len(n) > 1 and varies.any():
+    weight, n = np.full(squares.shape[1], PRIOR_SCALE), np.broadcast_to(n, squares.shape)
+    enough, variance = n >= FEW, squares / np.maximum(n, 1.0)
+    varies = (enough.sum(axis=0) > 1) & ((variance > TINY) | ~enough).all(axis=0)
+    if varies.any():
+        n, enough, variance = n[:, varies], enough[:, varies], variance[:, varies]
+        freedom = np.where(enough, n - 1, 1.0)
         # Logarithms of few participants' variances are too small on average.
-        logs = np.log(variance[:, varies]) + 1 / (n - 1)
-        weight[varies] = 2 / np.maximum(variance_between(logs, np.sqrt(2 / (n - 1))), TINY)
+        logs = np.log(np.where(enough, variance, 1.0)) + 1 / freedom
+        error = np.where(enough, np.sqrt(2 / freedom), np.inf)
+        weight[varies] = 2 / np.maximum(variance_between(logs, error), TINY)
     return weight
 
 
 def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
     """Return each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1."""
-    variance = squares.sum(axis=0) / n.sum()
+    total = np.maximum(n.sum(axis=0), 1.0)
+    variance = squares.sum(axis=0) / total
     varies = variance > TINY
-    shrunk = (squares + weight * variance) / (n[:, None] + weight)
+    shrunk = (squares + weight * variance) / (n + weight)
     scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
-    result: FloatArray = scale / np.exp(n @ np.log(scale) / n.sum())
+    result: FloatArray = scale / np.exp((n * np.log(scale)).sum(axis=0) / total)
     return result
 
 
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     """Return the variance of sites' true values, (p,): DerSimonian and Laird's estimate.
 
-    Few sites say little about one feature; it is shrunk to the mean over features.
+    Few sites say little about one feature; it is shrunk to the mean over features. A site with an infinite
+    error says nothing.
     """
-    count, weight = len(values), 1 / np.maximum(error**2, TINY)
-    if count < 2:
-        return np.zeros(values.shape[1])
-    total = weight.sum(axis=0)
+    weight = 1 / np.maximum(error**2, TINY)
+    count, total = (weight > 0).sum(axis=0), np.maximum(weight.sum(axis=0), TINY)
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
-    between = np.maximum(apart - (count - 1), 0) / (total - (weight**2).sum(axis=0) / total)
+    degrees = np.maximum(total - (weight**2).sum(axis=0) / total, TINY)
+    between = np.where(count > 1, np.maximum(apart - (count - 1), 0) / degrees, 0.0)
     result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
     return result
 
@@ -282,14 +297,20 @@ class SharedTrend:
         return self.sums[0].shape[1]
 
     @classmethod
+    def of(cls, z: FloatArray, design: Design) -> Self:
+        """Sum what the regressions of all folds need; nothing is chosen."""
+        basis, columns = regression_columns(design)
+        return cls(basis, columns, sums_of(z, columns, design, design.n_folds), 0.0)
+
+    @classmethod
     def fit(cls, z: FloatArray, design: Design, *, curvature: float | None = None) -> Self:
         """Fit the trend; ``None``: its curvature is chosen on held-out participants.
 
         By the one rule, with one standard error: the straightest trend, and whether sites scale it.
         """
-        basis, columns = regression_columns(design)
-        sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
-        shared = cls(basis, columns, sums, (curvature or CURVATURES[0]) if curved else 0.0)
+        shared = cls.of(z, design)
+        basis, curved = shared.basis, bool(shared.basis.curved.any())
+        shared = replace(shared, curvature=(curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and shared.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
             best = simplest(tried)
@@ -308,12 +329,13 @@ class SharedTrend:
         """
         fold, parts = np.arange(self.n_folds), []
         whole = Moments.of(self.sums, fold >= 0)
-        variance = whole.zz.sum(axis=0) / whole.n.sum()
+        variance = whole.zz.sum(axis=0) / np.maximum(whole.n.sum(axis=0), 1.0)
         for k in fold:
             fit, held = self.without(int(k)), Moments.of(self.sums, fold == k)
             squares = held.squares(fit.level, fit.slopes, fit.effect.trend_scale)
-            likelihood = -0.5 * (squares / np.where(variance > TINY, variance, np.inf)).sum(axis=1)
-            parts.append(likelihood[(held.n > 0) & (fit.n_participants > 0)])
+            both = (held.n > 0) & (fit.n_participants > 0)
+            squares = np.where(both, squares, 0.0) / np.where(variance > TINY, variance, np.inf)
+            parts.append(-0.5 * squares[both.any(axis=1)].sum(axis=1))
         return np.concatenate(parts)
 
     def at(self, rows: IntArray | slice, design: Design, fit: Regression) -> Context:
@@ -350,15 +372,16 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     without outliers as they were, and how many participants of each site were winsorised, (sites, p).
     """
     basis, columns = regression_columns(design)
-    penalty, n, site = _penalty(basis, columns, CURVATURES[-1]), design.n_participants[:, None], design.site
+    penalty, site = _penalty(basis, columns, CURVATURES[-1]), design.site
     result, limit = np.clip(z, -ABSURD, ABSURD), np.full((design.n_sites, z.shape[1]), np.inf)
     for _ in range(MAX_ITERATIONS):
         fit = regress(Moments.of(sums_of(result, columns, design), np.ones(1, dtype=bool)), penalty)
         before, lengths = limit, np.zeros_like(limit)
         for part, predicted in fit.predicted(columns, site):
-            away = np.abs(result[part] - predicted)
+            away = np.nan_to_num(np.abs(result[part] - predicted))
             lengths += site_sums(away, site[part], design.n_sites, design.weight[part])
-        limit = _limit(lengths, n, lengths.sum(axis=0) / n.sum())
+        n = fit.n_participants
+        limit = _limit(lengths, n, lengths.sum(axis=0) / np.maximum(n.sum(axis=0), 1.0))
         for part, predicted in fit.predicted(columns, site):
             bound = limit[site[part]]
             result[part] = np.clip(z[part], predicted - bound, predicted + bound)
@@ -366,7 +389,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
             break
     count = np.zeros((design.n_sites, z.shape[1]))
     for part in pieces(*z.shape):
-        changed = (result[part] != z[part]).astype(np.float64)
+        changed = (np.abs(result[part] - z[part]) > 0).astype(np.float64)  # not where NaN
         count += site_sums(changed, site[part], design.n_sites, design.weight[part])
     return result, count
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from equipool.groups.trend import Trend
+from equipool.randomness import seed_for
 from equipool.sites.coupling import Coupling
 from equipool.sites.covariance import Covariance
 from equipool.sites.design import TINY, Design, pieces, site_rows
-from equipool.sites.effect import Composition, Context, FloatArray, IntArray, array
+from equipool.sites.effect import Composition, Context, FloatArray, IntArray, array, choose
+from equipool.sites.missing import completed, pooled_precision
 from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
@@ -78,9 +80,10 @@ class SiteModel:
         result = np.empty((len(z), len(self.n_participants)))
         for s in range(result.shape[1]):
             at = self.at(c, s, predicted)
-            residuals = self.composition.undo(z, at) - predicted
+            known = np.where(np.isnan(z), self.composition.redo(predicted, at), z)
+            residuals = self.composition.undo(known, at) - predicted
             white = residuals / deviation if covariance.is_identity else residuals @ covariance.whiten
-            result[:, s] = self.composition.log_det(z, at) - 0.5 * (white**2).sum(axis=1)
+            result[:, s] = self.composition.log_det(known, at) - 0.5 * (white**2).sum(axis=1)
         return result
 
     def add_site(self, z: FloatArray, c: FloatArray) -> SiteModel:
@@ -107,23 +110,30 @@ def fit_site_model(
     """Fit the model to standardised features; ``None``: chosen by the likelihood of held-out participants.
 
     Each effect is estimated from values out of which the outer ones are undone. The trend is fitted together
-    with shift and scale. A target is allowed for there alone: residuals keep its effect, or their covariance
-    would be too small along it, and dividing by that covariance would make chance associations grow.
+    with shift and scale. A target is allowed for there alone, and if held-out participants have a higher
+    likelihood with it: residuals keep its effect, or their covariance would be too small along it, and
+    dividing by that covariance would make chance associations grow.
+
+    Cells of z that are NaN were not measured: trend, shifts and scales are estimated without them, joint
+    effects with draws in their place that tell nothing of a site (:mod:`equipool.sites.missing`).
     """
+    design = _with_target_if_likely(z, design, curvature)
+    rng = np.random.default_rng(seed_for(seed, "missing cells"))
     z, count = winsorise(z, design)
     shared = SharedTrend.fit(z, design, curvature=curvature)
-    warping = Warp.fit(z, design, shared, wanted=warp)
     affine = shared.whole.effect
+    residuals = _residuals(z, design, shared, affine, rng)
+    at = shared.at(slice(None), design, shared.whole)
+    whole = z if not np.isnan(z).any() else _in_pieces(affine.redo, at.predicted + residuals, at, design.n_sites)
+    warping = Warp.fit(whole, design, shared, wanted=warp)
     if not warping.is_identity:
-        z = _in_pieces(warping.undo, z, shared.at(slice(None), design, shared.whole), design.n_sites)
+        z = _in_pieces(warping.undo, z, at, design.n_sites)
         shared = SharedTrend.fit(z, design, curvature=curvature)
         # A warp takes shift and scale out. A new site has none, and is shrunk as the others were before.
         affine = replace(shared.whole.effect, between=affine.between, scale_weight=affine.scale_weight)
-    at = shared.at(slice(None), design, shared.whole)
-    residuals = _in_pieces(affine.undo, z, at, design.n_sites)
-    residuals -= at.predicted
+        residuals = _residuals(z, design, shared, affine, rng)
     residuals -= design.site_means(residuals)[design.site]  # what shrinkage of the shifts leaves of them
-    del z, at  # as long as the table
+    del z, at, whole  # as long as the table
     covariance = Covariance.fit(residuals, design, shrinkage=shrinkage)
     at = Context(design.site, design.covariates, np.broadcast_to(0.0, residuals.shape))
     residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
@@ -136,6 +146,34 @@ def fit_site_model(
         n_participants=design.n_participants,
         winsorised=count,
     )
+
+
+def _with_target_if_likely(z: FloatArray, design: Design, curvature: float | None) -> Design:
+    """Return the design without its target, unless held-out participants have a higher likelihood with it.
+
+    A target that means nothing has an effect by chance. Sites that are aligned with the target held constant
+    repeat that effect in the differences between sites, where it would count as more evidence.
+    """
+    if not design.target.shape[1]:
+        return design
+    without = replace(design, target=design.target[:, :0])
+    shared = SharedTrend.fit(winsorise(z, without)[0], without, curvature=curvature)
+    z = winsorise(z, design)[0]
+    forms = [replace(SharedTrend.of(z, one), curvature=shared.curvature) for one in (without, design)]
+    return design if choose(np.array([form.held_out() for form in forms])) else without
+
+
+def _residuals(
+    z: FloatArray, design: Design, shared: SharedTrend, affine: ShiftScale, rng: np.random.Generator
+) -> FloatArray:
+    """Return residuals without shift and scale; missing ones are drawn given the others of their row."""
+    at = shared.at(slice(None), design, shared.whole)
+    residuals = _in_pieces(affine.undo, z, at, design.n_sites)
+    residuals -= at.predicted
+    if np.isnan(residuals).any():
+        precision = pooled_precision(residuals, design.weight)
+        residuals = completed(residuals, precision, rng.standard_normal(residuals.shape))
+    return residuals
 
 
 def _in_pieces(
