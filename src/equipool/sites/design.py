@@ -10,8 +10,6 @@ import numpy as np
 
 from equipool.sites.effect import FloatArray, IntArray
 
-__all__ = ["Design", "find_point_masses", "gram", "pieces", "site_rows", "site_sums", "winsorised"]
-
 TINY = 1e-12  # share of a standardised feature's variance that may be rounding; divisors stay above it
 FEW = 5  # rows or participants; of fewer, neither shared values nor a variance say anything
 WINSORISE_AT = 4.0  # standard deviations; of a Gaussian feature, 6 values in 100 000 are farther out

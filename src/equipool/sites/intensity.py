@@ -14,7 +14,7 @@ least squares (:mod:`equipool.sites.scanner_patterns`), shrunk by what chance al
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from equipool.sites.effect import SiteEffect, array
 from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
 from equipool.sites.scans import Box, gains
-
-__all__ = ["RANGE", "Intensity"]
 
 FloatArray = NDArray[np.float64]
 
@@ -41,20 +39,11 @@ class Intensity(SiteEffect):
     """A curve, a slow gain and blur of each site; the equation is that of this module."""
 
     name: ClassVar[str] = "intensity"
+    acts: ClassVar[tuple[str, ...]] = ("curves", "fields")
 
-    range: FloatArray = array("2")  # where curves end
-    curves: FloatArray = array("sites", "curves")  # b
+    range: FloatArray = array("2", neutral=(0.0, 1.0))  # where curves end
+    curves: FloatArray = array("sites", "5")  # b
     fields: FloatArray = array("sites", "features")  # g
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that leave intensities as they are."""
-        return cls(np.array([0.0, 1.0]), np.zeros((n_sites, CURVE)), np.zeros((n_sites, n_features)))
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site changes intensities."""
-        return not self.curves.any() and not self.fields.any()
 
     def undo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as the pool would show them.
@@ -84,11 +73,6 @@ class Intensity(SiteEffect):
         total -= rows.shape[1] * np.log(gains(straight, at.template))
         blur = self.curves[:, 3:].sum(axis=1)[at.site]
         return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
-
-    def add_site(self, rows: FloatArray, at: Any) -> Self:
-        """Return the effect with a site that leaves intensities as they are."""
-        more = {name: getattr(self, name) for name in ("curves", "fields")}
-        return replace(self, **{name: np.vstack([v, np.zeros((1, v.shape[1]))]) for name, v in more.items()})
 
     def _without_blur(self, rows: FloatArray, at: Any) -> FloatArray:
         b = self.curves[at.site]

@@ -21,18 +21,6 @@ import numpy as np
 from equipool.sites.design import MAX_ITERATIONS, TINY, Design, pieces, site_rows
 from equipool.sites.effect import FloatArray, IntArray
 
-__all__ = [
-    "CURVE",
-    "KNOTS",
-    "Sums",
-    "curve_at",
-    "curve_slope",
-    "inverse_curve",
-    "log_loss",
-    "newton",
-    "sums_of",
-]
-
 KNOTS = np.linspace(-2.5, 2.5, 6)  # in standard deviations of the feature; few participants are farther out
 STEP = KNOTS[1] - KNOTS[0]
 CURVE = 1 + len(KNOTS)  # numbers of a curve

@@ -22,15 +22,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "TERMS",
-    "PeoplePatterns",
-    "ScannersAndPeople",
-    "intensity_terms",
-    "scanner_patterns",
-    "slow_fields",
-]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 Single = NDArray[np.float32]

@@ -19,8 +19,6 @@ from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 from equipool.sites.effect import Context
 
-__all__ = ["Box", "ScanContext", "blocks", "gains", "mean_volume", "normalised", "rows_of_some"]
-
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

@@ -15,8 +15,6 @@ from equipool.sites.effect import Composition, Context, FloatArray, IntArray, ar
 from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
-__all__ = ["SiteModel", "fit_site_model"]
-
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:

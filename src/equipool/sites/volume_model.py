@@ -34,8 +34,6 @@ from equipool.sites.scans import (
 )
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
-__all__ = ["SiteDiscriminant", "VolumeModel", "fit_volume_model"]
-
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 Mask = NDArray[np.bool_]

@@ -24,8 +24,6 @@ from equipool.sites.rising_curves import (
 )
 from equipool.sites.shift_scale import SharedTrend
 
-__all__ = ["Warp"]
-
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
 RIGID = TINY**-0.5  # smoothness of curves that can only shift and scale
 MAX_SLOPE_RATIO = 5.0  # of a site's slope and the pool's, so that maps stay invertible
@@ -47,30 +45,20 @@ class Warp(SiteEffect):
     """
 
     name: ClassVar[str] = "warp"
+    acts: ClassVar[tuple[str, ...]] = ("curves",)
 
-    columns: IntArray = array("warped", integer=True)  # which features
+    columns: IntArray = array("warped", neutral=0)  # which features
     scale: FloatArray = array("sites", "warped", positive=True)  # v = scale · z + offset
     offset: FloatArray = array("sites", "warped")
-    curves: FloatArray = array("sites", "warped", "curve")  # g_s
-    pool: FloatArray = array("warped", "curve")  # ḡ
+    curves: FloatArray = array("sites", "warped", str(CURVE))  # g_s
+    pool: FloatArray = array("warped", str(CURVE))  # ḡ
     centre: FloatArray = array("warped")  # the pool's value is centre + width · v
     width: FloatArray = array("warped", positive=True)
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that warp nothing."""
-        none, curves = np.empty((n_sites, 0)), np.empty((n_sites, 0, CURVE))
-        return cls(np.empty(0, dtype=np.intp), none, none, curves, np.empty((0, CURVE)), none[0], none[0])
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no feature is warped."""
-        return not len(self.columns)
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, columns that are not in order, and curves that cannot be inverted."""
         factors = np.concatenate([self.width, *(a.ravel() for a in (self.curves[..., 1:], self.pool[:, 1:]))])
-        if not ((factors > TINY) & (factors < 1 / TINY)).all() or self.curves.shape[2] != CURVE:
+        if not ((factors > TINY) & (factors < 1 / TINY)).all():
             raise ValueError("curves")
         if (np.diff(self.columns, prepend=-1) < 1).any():
             raise ValueError("columns")
@@ -144,12 +132,7 @@ class Warp(SiteEffect):
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Return the warp with one more site, which warps nothing."""
-        return replace(
-            self,
-            scale=np.vstack([self.scale, 1 / self.width]),
-            offset=np.vstack([self.offset, -self.centre / self.width]),
-            curves=np.concatenate([self.curves, self.pool[None]]),
-        )
+        return self._with_site(scale=1 / self.width, offset=-self.centre / self.width, curves=self.pool)
 
     def _mapped(
         self, rows: FloatArray, at: Context, function: Callable[[FloatArray, int], FloatArray]
