@@ -14,24 +14,20 @@ least squares (:mod:`equipool.sites.scanner_patterns`), shrunk by what chance al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipool.sites.effect import SiteEffect, array
+from equipool.sites.design import MAX_ITERATIONS
+from equipool.sites.effect import FloatArray, SiteEffect, array
 from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
 from equipool.sites.scans import Box, gains
 
-FloatArray = NDArray[np.float64]
-
 RANGE = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve is constant
-CURVE = 5  # coefficients beside the slow gain
 USUAL_SIZE = 0.5  # prior standard deviation of a coefficient at gain 1
 MAX_CHANCE = 0.05  # largest share of the mean brain's contrast that may be chance for a curve to be fitted
 NEWTON_STEPS, MIN_SLOPE = 4, 0.3  # for inverting a curve, and the least slope for it
-MAX_ROUNDS = 100  # of a fixed-point iteration; most stop after twenty
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +52,7 @@ class Intensity(SiteEffect):
     def redo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as their site would show them."""
         gain = np.ones((len(rows), 1))
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ITERATIONS):
             result = self._with_blur(self._curved(rows * gain, at), at)
             change = gains(result, at.template)[:, None]
             gain /= change
@@ -81,7 +77,7 @@ class Intensity(SiteEffect):
 
     def _with_blur(self, goal: FloatArray, at: Any) -> FloatArray:
         b, rows = self.curves[at.site], goal
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ITERATIONS):
             blurred = (b[:, 3:4] + b[:, 4:] * at.box.inside) * at.box.smooth(rows)
             after = (goal + b[:, :1] + blurred) / (1 + b[:, 3:4] + b[:, 4:])
             change, rows = np.abs(after - rows).max(initial=0.0), after
@@ -132,18 +128,17 @@ class Intensity(SiteEffect):
         people, n
             How participants differ, and how many there are.
         """
-        curves, fields = np.zeros((len(shift), CURVE)), np.zeros_like(shift)
+        effect = replace(cls.identity(*shift.shape), range=ends)
         if people.total(len(box.inside)) / n > MAX_CHANCE * len(box.inside) * means[0].var():
-            return cls(ends, curves, fields)  # a curve could not be told from whom a site scanned
+            return effect  # a curve could not be told from whom a site scanned
         slow, dark = slow_fields(box.mask), (means[0] + means[3]) * box.inside - means[0]
         maps = np.vstack([np.ones_like(dark), means[1:4], dark, means[0] * slow])
         size = np.maximum(np.linalg.norm(maps, axis=1), 1e-12)
         apart = ScannersAndPeople((maps / size[:, None]).astype(np.float32), people)
         for s in np.flatnonzero(error > 0):
             # A ridge: maps that are nearly equal would get large coefficients of opposite signs.
-            b = apart.coefficients(shift[s : s + 1], error[s] / (USUAL_SIZE * size) ** 2)[0]
+            b, explained = apart.coefficients(shift[s], error[s] / (USUAL_SIZE * size) ** 2)
             # James and Stein: by chance, what is explained has as many units as there are coefficients.
-            explained = apart.explained(b) / error[s]
-            b *= max(1.0 - len(b) / max(explained, 1e-300), 0.0) / size
-            curves[s], fields[s] = b[:CURVE], b[CURVE:] @ slow
-        return cls(ends, curves, fields)
+            b *= max(1.0 - len(b) / max(explained / error[s], 1e-300), 0.0) / size
+            effect.curves[s], effect.fields[s] = b[: -len(slow)], b[-len(slow) :] @ slow
+        return effect
