@@ -21,7 +21,7 @@ import numpy as np
 
 from equipool.sites.design import MAX_ITERATIONS
 from equipool.sites.effect import FloatArray, SiteEffect, array
-from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
+from equipool.sites.scanner_patterns import ScannersAndPeople, Survey, slow_fields
 from equipool.sites.scans import Box, gains
 
 RANGE = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve is constant
@@ -103,33 +103,15 @@ class Intensity(SiteEffect):
         return rows
 
     @classmethod
-    def fit(
-        cls,
-        means: FloatArray,
-        ends: FloatArray,
-        shift: FloatArray,
-        error: FloatArray,
-        people: PeoplePatterns,
-        n: float,
-        box: Box,
-    ) -> Self:
-        """Find what explains each site's mean difference from the pool.
+    def fit(cls, survey: Survey, shift: FloatArray, error: FloatArray, box: Box) -> Self:
+        """Find what explains each site's mean difference from the pool, ``shift`` (sites, voxels).
 
-        Parameters
-        ----------
-        means
-            Of the :func:`~equipool.sites.scanner_patterns.intensity_terms` over all scans.
-        ends
-            (2,), where curves end.
-        shift
-            (sites, voxels): sites' differences from the pool at the mean covariates.
-        error
-            (sites,): variance of such a difference by chance, in units of the variance between participants.
-        people, n
-            How participants differ, and how many there are.
+        ``error`` (sites,) is the variance of such a difference by chance, in units of the variance between
+        participants.
         """
-        effect = replace(cls.identity(*shift.shape), range=ends)
-        if people.total(len(box.inside)) / n > MAX_CHANCE * len(box.inside) * means[0].var():
+        means, people = survey.terms, survey.people
+        effect = replace(cls.identity(*shift.shape), range=survey.ends)
+        if people.total(len(box.inside)) / survey.n > MAX_CHANCE * len(box.inside) * means[0].var():
             return effect  # a curve could not be told from whom a site scanned
         slow, dark = slow_fields(box.mask), (means[0] + means[3]) * box.inside - means[0]
         maps = np.vstack([np.ones_like(dark), means[1:4], dark, means[0] * slow])

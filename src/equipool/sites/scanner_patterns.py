@@ -83,6 +83,17 @@ class PeoplePatterns:
         return [slice(low, high) for low, high in pairwise(ends)]
 
 
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What one pass over scans and their residuals tells."""
+
+    n: int  # scans
+    terms: FloatArray  # (6, voxels), means of the intensity terms
+    ends: FloatArray  # (2,), mean quantiles of intensities
+    people: PeoplePatterns
+    variance: FloatArray  # (voxels,), of residuals
+
+
 def _largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
     """Return the largest eigenvalues that are no rounding, the greatest first, and their vectors."""
     values, vectors = np.linalg.eigh(gram)

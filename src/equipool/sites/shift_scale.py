@@ -173,7 +173,12 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         level = sites.z - factor * (sites.b @ slopes)
         squares = sites.squares(level, slopes, factor)
         scale_weight = _scale_weight(squares, n)
-        scale = _scales(squares, n, scale_weight)
+        # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
+        variance = squares.sum(axis=0) / total
+        shrunk = (squares + scale_weight * variance) / (n[:, None] + scale_weight)
+        varies = variance > TINY
+        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
+        scale /= np.exp(n @ np.log(scale) / total)
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = n @ pool_level / total
@@ -203,16 +208,6 @@ def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
         logs = np.log(variance[:, varies]) + 1 / (n - 1)
         weight[varies] = 2 / np.maximum(variance_between(logs, np.sqrt(2 / (n - 1))), TINY)
     return weight
-
-
-def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1."""
-    variance = squares.sum(axis=0) / n.sum()
-    varies = variance > TINY
-    shrunk = (squares + weight * variance) / (n[:, None] + weight)
-    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
-    result: FloatArray = scale / np.exp(n @ np.log(scale) / n.sum())
-    return result
 
 
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:

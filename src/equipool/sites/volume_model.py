@@ -18,6 +18,7 @@ from equipool.sites.intensity import RANGE, Intensity
 from equipool.sites.scanner_patterns import (
     PeoplePatterns,
     ScannersAndPeople,
+    Survey,
     intensity_terms,
     scanner_patterns,
 )
@@ -144,16 +145,6 @@ class Scans:
             yield part, *normalised(rows, self.template), ScanContext(*about, self.box, self.template)
 
 
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """What one pass over scans and their residuals tells."""
-
-    terms: FloatArray  # (6, voxels), means of the intensity terms
-    ends: FloatArray  # (2,), mean quantiles of intensities
-    people: PeoplePatterns
-    variance: FloatArray  # (voxels,), of residuals
-
-
 class VolumeRegression:
     """Levels of sites and slopes of the trend by penalised least squares, intensities undone."""
 
@@ -206,6 +197,7 @@ class VolumeRegression:
         rows = reading.rows_of_some(residuals(), n, voxels)
         scale = n / max(n - used, 1)
         return Survey(
+            n,
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
             people=PeoplePatterns.of(rows, scale),
@@ -214,8 +206,7 @@ class VolumeRegression:
 
     def fit_intensity(self, survey: Survey) -> Intensity:
         """Return what sites do to intensities."""
-        chance = self.shift_variance, survey.people, float(self.n.sum()), self.scans.box
-        return Intensity.fit(survey.terms, survey.ends, self.apart(survey)[0], *chance)
+        return Intensity.fit(survey, self.apart(survey)[0], self.shift_variance, self.scans.box)
 
     def apart(self, survey: Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the sites' shifts, the pool's level and the slopes, shifts told from whom a site scanned.
