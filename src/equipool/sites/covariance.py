@@ -13,8 +13,6 @@ from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, w
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 from equipool.sites.missing import completed
 
-__all__ = ["Covariance"]
-
 SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
 POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
 
@@ -36,27 +34,16 @@ class Covariance(SiteEffect):
     """
 
     name: ClassVar[str] = "covariance"
+    acts: ClassVar[tuple[str, ...]] = ("shrinkage",)
 
-    shrinkage: float = field(metadata={"above": 0.0, "most": math.inf})  # k
+    shrinkage: float = field(metadata={"above": 0.0, "most": math.inf, "neutral": math.inf})  # k
     whiten: FloatArray = array("features", "dimensions")  # W
     colour: FloatArray = array("dimensions", "features")  # C, its inverse
     vectors: FloatArray = array("directions", "dimensions")  # of all sites
     values: FloatArray = array("directions", positive=True)  # variances along them
-    start: IntArray = array("sites+1", integer=True)  # where each site's directions begin
+    start: IntArray = array("sites+1", neutral=0)  # where each site's directions begin
     rest: FloatArray = array("sites", positive=True)  # variance in all other directions
-    deviation: FloatArray = array("features")  # of residuals
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites whose covariances are the pool's."""
-        none, start = np.empty((n_features, 0)), np.zeros(n_sites + 1, dtype=np.intp)
-        rest, deviation = np.ones(n_sites), np.ones(n_features)
-        return cls(np.inf, none, none.T, none[:0], np.empty(0), start, rest, deviation)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site's covariance differs."""
-        return not np.isfinite(self.shrinkage)
+    deviation: FloatArray = array("features", neutral=1.0)  # of residuals
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, directions that are not dealt out to the sites in order."""

@@ -19,8 +19,6 @@ from scipy.linalg import solve_triangular
 from equipool.sites.design import MAX_FEATURES, TINY
 from equipool.sites.effect import FloatArray, IntArray
 
-__all__ = ["completed", "pooled_precision"]
-
 LEAST_EIGENVALUE = 0.01  # of a correlation matrix whose pairs were measured in different rows
 
 

@@ -7,7 +7,7 @@ site and fold of participants, so choices on held-out participants need no furth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from equipool.groups.trend import SplineBasis, Trend, fit_basis
 from equipool.sites.design import FEW, MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, simplest
-
-__all__ = ["Moments", "Regression", "SharedTrend", "ShiftScale", "regress", "variance_between", "winsorise"]
 
 CURVATURES = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # penalties on the trend's curved part, the straightest first
 TURNS = 3  # of what is estimated in turns, such as the trend given scales, and scales given the trend
@@ -45,25 +43,15 @@ class ShiftScale(SiteEffect):
     """
 
     name: ClassVar[str] = "shift and scale"
+    acts: ClassVar[tuple[str, ...]] = ("shift", "scale")
 
-    scales_trend: bool  # which of the two forms holds
+    scales_trend: bool = field(metadata={"neutral": False})  # which of the two forms holds
     shift: FloatArray = array("sites", "features")  # γ*
     error: FloatArray = array("sites", "features")  # standard error of γ
     scale: FloatArray = array("sites", "features", positive=True)  # δ*
     between: FloatArray = array("features")  # τ²
-    scale_weight: FloatArray = array("features", positive=True)  # k
-    variance: FloatArray = array("features")  # σ²
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that neither shift nor scale."""
-        zeros, ones = np.zeros((n_sites, n_features)), np.ones(n_features)
-        return cls(False, zeros, zeros, zeros + 1, 0 * ones, PRIOR_SCALE * ones, ones)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site shifts or scales."""
-        return not self.shift.any() and bool((self.scale == 1).all())
+    scale_weight: FloatArray = array("features", positive=True, neutral=PRIOR_SCALE)  # k
+    variance: FloatArray = array("features", neutral=1.0)  # σ²
 
     @property
     def trend_scale(self) -> FloatArray:
@@ -105,12 +93,7 @@ class ShiftScale(SiteEffect):
             scale = np.where(varies, np.sqrt(variance / np.where(varies, self.variance, 1.0)), 1.0)
         error2 = self.variance / np.maximum(n, TINY)
         shift *= self.between / np.maximum(self.between + error2, TINY)
-        return replace(
-            self,
-            shift=np.vstack([self.shift, shift]),
-            error=np.vstack([self.error, np.sqrt(error2)]),
-            scale=np.vstack([self.scale, scale]),
-        )
+        return self._with_site(shift=shift, error=np.sqrt(error2), scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +183,12 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         level = sites.z - factor * np.einsum("sqp,qp->sp", sites.b, slopes)
         squares = sites.squares(level, slopes, factor)
         scale_weight = _scale_weight(squares, n)
-        scale = _scales(squares, n, scale_weight)
+        # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
+        variance = squares.sum(axis=0) / total
+        shrunk = (squares + scale_weight * variance) / (n + scale_weight)
+        varies = variance > TINY
+        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
+        scale /= np.exp((n * np.log(scale)).sum(axis=0) / total)
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = (n * pool_level).sum(axis=0) / total
@@ -233,17 +221,6 @@ def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
         error = np.where(enough, np.sqrt(2 / freedom), np.inf)
         weight[varies] = 2 / np.maximum(variance_between(logs, error), TINY)
     return weight
-
-
-def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1."""
-    total = np.maximum(n.sum(axis=0), 1.0)
-    variance = squares.sum(axis=0) / total
-    varies = variance > TINY
-    shrunk = (squares + weight * variance) / (n + weight)
-    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
-    result: FloatArray = scale / np.exp((n * np.log(scale)).sum(axis=0) / total)
-    return result
 
 
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:

@@ -17,8 +17,6 @@ from equipool.sites.missing import completed, pooled_precision
 from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
-__all__ = ["SiteModel", "fit_site_model"]
-
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
