@@ -93,11 +93,8 @@ def worker(arguments: argparse.Namespace) -> None:
         if arguments.nudged:
             X = nudged(X)
         make = getattr(models, kind)
-        shared = {"random_state": 0, "steps": arguments.steps, "stop_early": False} | (
-            {"batch_size": 64} if data != "volumes" else {}
-        )
-        if kind != "EquivariantPooler":
-            shared.pop("stop_early")
+        shared = {"random_state": 0, "steps": arguments.steps}
+        shared |= {"batch_size": 64} if data != "volumes" else {}
         if settings == "paper":
             estimator = make.from_preset("paper", **shared)
         else:

@@ -15,7 +15,7 @@ from equipool.estimators import (
     RandMatchPooler,
     SubsamplingPooler,
 )
-from equipool.estimators.front import without_site
+from equipool.estimators.training_data import without_site
 from equipool.exceptions import InputError
 
 ALL = [EquivariantPooler, NaivePooler, MMDPooler, CAIPooler, SubsamplingPooler, RandMatchPooler]

@@ -12,12 +12,17 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.checks.inputs import parse_covariates
 from equipool.data.volumes import Volumes
-from equipool.estimators.front import Front, with_site
-from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
-from equipool.estimators.stages import StageOne, StageTwo, TwoStages
-from equipool.estimators.training_data import Rows, TrainingData, dense, parts, through
+from equipool.estimators.pooling_estimator import Front, PoolingEstimator
+from equipool.estimators.training_data import (
+    Rows,
+    TrainingData,
+    dense,
+    given_covariates,
+    parts,
+    through,
+    with_site,
+)
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
 from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
@@ -26,6 +31,9 @@ from equipool.randomness import row_noise, seed_for, seeded
 
 FloatArray = NDArray[np.float64]
 Losses = dict[str, Tensor]
+
+START_LENGTH = 3.0  # of the designated plane, beside coordinates of about 0.5
+FLOOR = 0.25  # least length of the designated planes, see FrameTau.to_sphere
 
 # The settings of the paper's text, where they differ from our defaults.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -46,6 +54,105 @@ PRESETS: dict[str, dict[str, Any]] = {
         "front": None,
     },
 }
+
+
+class StageOne(nn.Module):
+    """An autoencoder on the sphere, and τ, which predicts the covariates from a latent."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, tau: FrameTau) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.tau = tau
+
+    def latent(self, x: Tensor) -> Tensor:
+        """Return ℓ = E(x), a point of the sphere."""
+        return self.tau.to_sphere(self.encoder(x), floor=FLOOR)
+
+    @torch.no_grad()
+    def calibrate(self, x: Rows, c: Tensor) -> None:
+        """Set the zero of ĉ, with latents in training precision."""
+        if c.shape[1]:
+            self.tau.calibrate(torch.cat([self.latent(part) for part in parts(x)]), c)
+
+    @torch.no_grad()
+    def start_at_ridge(self, x: Rows, c: Tensor) -> None:
+        """Let a linear encoder on components start where a ridge regression predicts the covariates' phases.
+
+        With few participants, gradient descent on equation (4) overfits before it gets there.
+        """
+        if self.tau.action.basis is not None or not isinstance(self.encoder, nn.Sequential):
+            return
+        from sklearn.linear_model import RidgeCV
+
+        components, linear = self.encoder
+        assert isinstance(linear, nn.Linear)
+        planes = list(self.tau.planes)
+        phase = (c.double() @ self.tau.action.frequencies[planes].double().mT).numpy()
+        wanted = np.stack([np.cos(phase), np.sin(phase)], axis=-1).reshape(len(phase), -1)
+        scores = torch.cat([components(part) for part in parts(x)]).double().numpy()
+        ridge = RidgeCV(np.logspace(-2, 5, 15)).fit(scores, START_LENGTH * wanted)
+        columns = [2 * plane + k for plane in planes for k in (0, 1)]
+        linear.weight[columns] = torch.as_tensor(ridge.coef_, dtype=linear.weight.dtype)
+        linear.bias[columns] = torch.as_tensor(ridge.intercept_, dtype=linear.bias.dtype)
+
+
+class StageTwo(nn.Module):
+    """A code that is equivariant by construction, Ψ back to the latents, and h from the code to the target.
+
+    ``out`` is the covariates' action on the codes. With ``power``, codes pass a channel: each has this length
+    before noise of unit variance is added to each of its numbers.
+    """
+
+    def __init__(
+        self, out: CovariateAction, n_latent: int, n_outputs: int, *, hidden: int, power: float | None
+    ) -> None:
+        super().__init__()
+        self.out = out
+        self.b = mlp(n_latent, out.n, hidden=hidden)
+        self.psi = mlp(out.n, n_latent, hidden=hidden)
+        self.predictor = mlp(out.n, n_outputs, hidden=hidden) if n_outputs else None
+        self.power = power
+
+    def reference_code(self, latent: Tensor) -> Tensor:
+        """Return b(τ(ℓ)⁻¹ℓ), the code at the reference covariates."""
+        code = self.b(latent)
+        return code if self.power is None else self.power * nn.functional.normalize(code, dim=-1)
+
+    def phi(self, latent: Tensor, c: Tensor) -> Tensor:
+        """Return Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) for latents at the reference; it has the length of b."""
+        return self.out(c).apply(self.reference_code(latent))
+
+    def through_channel(self, code: Tensor) -> Tensor:
+        """Add the channel's noise, drawn anew at each call: for training."""
+        if self.power is None:
+            return code
+        # Drawn on the CPU, from the generator that was seeded: the same in every process.
+        return code + torch.randn(code.shape, dtype=code.dtype).to(code.device)
+
+
+class TwoStages(nn.Module):
+    """Both stages after training: from scaled features to the code."""
+
+    def __init__(self, one: StageOne, two: StageTwo) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+
+    def code(self, x: Tensor) -> Tensor:
+        """Return Φ(E(x))."""
+        return self.two.phi(*self.one.tau.at_reference(self.one.latent(x)))
+
+    def tau(self, x: Tensor) -> Tensor:
+        """Return τ(E(x)) as a vector."""
+        return self.one.tau.vector(self.one.latent(x))
+
+    def rebuilt(self, x: Tensor) -> Any:
+        """Return D(Ψ(Φ(E(x))))."""
+        return self.one.decoder(self.two.psi(self.code(x)))
+
+    @property
+    def predictor(self) -> nn.Module | None:
+        """The module h, from Φ to the target."""
+        return self.two.predictor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -96,13 +203,9 @@ class EquivariantPooler(PoolingEstimator):
         Let stage two go on training the encoder, with the losses of stage one kept.
     task
         ``"class"`` or ``"number"`` for the target; ``None``: guessed.
-    class_weight
-        ``"balanced"``: each class counts the same in training, whatever its size.
-    stop_early
-        Stop stage two on held-out rows too. Off, since a minimax game has no loss to stop at.
     steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
         Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
-        on held-out rows.
+        on held-out rows; stage two does not, since a minimax game has no loss to stop at.
     checkpoint
         A folder in which the state of training is kept about twice a minute: the same call resumes from it
         after a kill, and ends with the bits of a run that was not killed. Another call is refused.
@@ -136,7 +239,6 @@ class EquivariantPooler(PoolingEstimator):
     adversary: float = 0.5
     bounded: bool = True
     finetune: bool = True
-    stop_early: bool = False
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> EquivariantPooler:
@@ -150,7 +252,7 @@ class EquivariantPooler(PoolingEstimator):
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
         self.history_: dict[str, Any] = {}
         one = self._fit_stage_one(data, held)
-        return TwoStages(one, self._fit_stage_two(one, data if self.stop_early else whole, held))
+        return TwoStages(one, self._fit_stage_two(one, whole))
 
     def _actions(self, n_covariates: int) -> tuple[CovariateAction, CovariateAction]:
         """Return the action on latents and codes, and the one in which all planes turn, for τ as a vector."""
@@ -190,16 +292,16 @@ class EquivariantPooler(PoolingEstimator):
                 one.start_at_ridge(data.x, data.c)
             one.to(distributed.device())
 
-            def validate() -> float:
-                return self._mean_loss(lambda part: self._stage_one_losses(one, part), held)
+            def losses(batch: TrainingData) -> Losses:
+                return self._stage_one_losses(one, batch)
 
             self.history_["stage one"] = self._train(
                 "stage one",
                 one,
-                lambda rows, _: self._stage_one_losses(one, data.rows(rows).ready()),
+                lambda rows, _: losses(data.rows(rows).ready()),
                 data,
                 generator,
-                validate=validate if len(held.x) > 1 else None,
+                validate=(lambda: self._mean_loss(losses, held)) if len(held.x) > 1 else None,
             )
             one.cpu().calibrate(data.x, data.c)
         return one
@@ -223,7 +325,7 @@ class EquivariantPooler(PoolingEstimator):
                 terms["independence"] = self.independence * explained
         return terms
 
-    def _fit_stage_two(self, one: StageOne, data: TrainingData, held: TrainingData) -> StageTwo:
+    def _fit_stage_two(self, one: StageOne, data: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
             two, n_sites = self._build_stage_two(one, self._n_outputs()), data.n_sites
             opposed = self.adversary and n_sites > 1
@@ -231,21 +333,12 @@ class EquivariantPooler(PoolingEstimator):
             both = nn.ModuleList([one, two]).to(distributed.device())
             warm_up = max(self._schedule(len(data.x))[1] // 5, 1)
 
-            def losses(batch: TrainingData, bounded: bool) -> tuple[Losses, Tensor]:
-                return self._stage_two_losses(one, two, batch, bounded=bounded, compared=n_sites > 1)
-
             def step(rows: Tensor, epoch: int) -> Losses:
-                batch = data.rows(rows).ready()
-                terms, code = losses(batch, self.bounded and epoch >= warm_up)
+                batch, bounded = data.rows(rows).ready(), self.bounded and epoch >= warm_up
+                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded, compared=n_sites > 1)
                 if adversary is not None:
                     terms["adversary"] = self.adversary * adversary.play(code, batch.site)
                 return terms
-
-            @torch.no_grad()
-            def validate() -> float:
-                with seeded(self._seed, "validation noise"):
-                    some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS))).ready()
-                    return sum(term.item() for term in losses(some, self.bounded)[0].values())
 
             self.history_["stage two"] = self._train(
                 "stage two",
@@ -253,7 +346,6 @@ class EquivariantPooler(PoolingEstimator):
                 step,
                 data,
                 generator,
-                validate=validate if self.stop_early and len(held.x) > 1 else None,
                 beside=[] if adversary is None else [(adversary.network, adversary.optimiser)],
             )
             both.cpu()
@@ -273,8 +365,7 @@ class EquivariantPooler(PoolingEstimator):
         rebuilt = reconstruction_loss(latent.detach(), two.psi(code))
         terms = {"latent reconstruction": self.latent_reconstruction * rebuilt}
         if data.y is not None and two.predictor is not None:
-            weights = self._class_weights
-            missed = prediction_loss(two.predictor(code), data.y, bounded=bounded, class_weights=weights)
+            missed = prediction_loss(two.predictor(code), data.y, bounded=bounded)
             terms["prediction"] = self.prediction * missed
         if compared and self.mmd:
             matched = two.through_channel(reference) if self.match == "transported" else code
@@ -323,8 +414,8 @@ class EquivariantPooler(PoolingEstimator):
         wanted = np.asarray(to, dtype=object)
         if wanted.ndim < 2 and wanted.size == width:
             wanted = np.broadcast_to(wanted.reshape(1, -1), (rows, width))
-        goal = self._given_covariates(to if hasattr(to, "columns") else wanted, rows)
-        source = one.tau.covariate(latent) if covariates is None else self._given_covariates(covariates, rows)
+        goal = self._given(to if hasattr(to, "columns") else wanted, rows)
+        source = one.tau.covariate(latent) if covariates is None else self._given(covariates, rows)
         moved = one.tau.action.transport(latent, source, goal)
         change: FloatArray = (one.decoder(moved) - one.decoder(latent)).numpy()
         change = change * np.where(self.feature_varies_, self.feature_scale_, 0.0)
@@ -335,12 +426,5 @@ class EquivariantPooler(PoolingEstimator):
         change = with_site(self.front_, change, volumes) - unchanged
         return features.with_values(np.where(volumes == 0, 0.0, volumes + change))
 
-    def _given_covariates(self, covariates: Any, rows: int) -> Tensor:
-        names = [covariate.name for covariate in self.covariates_]
-        levels = [covariate.levels for covariate in self.covariates_]
-        values = parse_covariates(covariates, names, levels)
-        if len(values) != rows:
-            raise InputError(
-                f"covariates must have one row for each of the {rows} rows of X. Got {len(values)}."
-            )
-        return self._scaled_covariates(values)
+    def _given(self, covariates: Any, rows: int) -> Tensor:
+        return torch.from_numpy(given_covariates(covariates, self.covariates_, rows).astype(np.float32))

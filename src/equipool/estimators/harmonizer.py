@@ -1,4 +1,4 @@
-"""What the harmonizers of tables and of images share: the rows to learn from, sites, and the target."""
+"""What estimators share: the rows to learn from; the harmonizers also sites, the design and the target."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
-from equipool.checks import Inputs
+from equipool.checks import Inputs, Task
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import parse_labels, require_length
+from equipool.data.splits import deal
 from equipool.estimators.persistence import save
 from equipool.exceptions import EquipoolWarning, InputError
-from equipool.sites.design import site_rows
+from equipool.randomness import seed_for
+from equipool.sites.design import Design
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -45,6 +47,34 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Fit, and transform the same rows; arguments as for ``fit``."""
         self.fit(X, y, site=site, covariates=covariates, **more)
         return self.transform(X, site=site, covariates=covariates)
+
+    @property
+    def _seed(self) -> int:
+        return int(self.random_state or 0)
+
+    def _require_choices(self, **allowed: tuple[str, ...]) -> None:
+        """Refuse settings that mean nothing."""
+        for name, values in {"unseen_site": ("error", "pooled", "adapt"), **allowed}.items():
+            if getattr(self, name) not in values:
+                raise InputError(f"{name} must be one of {', '.join(values)}. Got {getattr(self, name)!r}.")
+
+    def _design(
+        self, inputs: Inputs, covariates: FloatArray, participant: NDArray[Any] | None = None
+    ) -> Design:
+        """Learn the sites, and return the design; without participants, each row is one."""
+        self.sites_, site = np.unique(inputs.site.astype(str), return_inverse=True)
+        who = np.arange(inputs.n_rows) if participant is None else participant
+        _, first, index = np.unique(who, return_index=True, return_inverse=True)
+        # Folds are dealt to participants, by the site of their first row.
+        fold = deal([site[first]], [], min(FOLDS, len(first)), seed_for(self._seed, "folds"))
+        return Design(
+            site=site.astype(np.intp),
+            covariates=covariates,
+            target=target_columns(inputs),
+            weight=1 / np.bincount(index)[index].astype(np.float64),
+            fold=fold[index],
+            n_sites=len(self.sites_),
+        )
 
     def _site_index(self, labels: NDArray[Any]) -> IntArray:
         """Return site indices; −1 for a site that was not in the data of the fit, if that is allowed."""
@@ -124,10 +154,23 @@ def _labels(name: str, values: Any, rows: int) -> NDArray[Any]:
     return labels
 
 
-def chosen_rows(values: Any, rows: NDArray[np.bool_], name: str) -> Any:
-    """Return the values of the rows to learn from."""
-    require_length(name, values, len(rows))
-    return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else np.asarray(values)[rows]
+def inputs_of(
+    X: Any, rows: NDArray[np.bool_], *, site: Any, covariates: Any, y: Any, task: Task | None = None
+) -> Inputs:
+    """Return the rows to learn from, parsed; X and covariates have no others, site and target have all."""
+
+    def chosen(values: Any, name: str) -> Any:
+        values = values if hasattr(values, "iloc") else np.asarray(values)
+        require_length(name, values, len(rows))
+        return values.reset_index(drop=True)[rows] if hasattr(values, "iloc") else values[rows]
+
+    return Inputs.from_arrays(
+        X,
+        site=np.zeros(rows.sum(), dtype=int) if site is None else chosen(site, "site"),
+        covariates=covariates,
+        y=None if y is None else chosen(y, "y"),
+        task=task,
+    )
 
 
 def target_columns(inputs: Inputs) -> FloatArray:
@@ -143,23 +186,24 @@ def target_columns(inputs: Inputs) -> FloatArray:
     return (columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
 
 
-def support(inputs: Inputs, sites: NDArray[Any], site_index: IntArray) -> pd.DataFrame:
-    """Return each site's range of each covariate, and what share of its rows lies beyond all others."""
-    of_site = site_rows(site_index, len(sites))
-    table = []
-    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
-        lows, highs = (np.array([end(values[rows]) for rows in of_site]) for end in (np.min, np.max))
-        others = _least_of_others(lows), -_least_of_others(-highs)
-        for s, low, high in zip(range(len(sites)), *others, strict=True):
-            inside = values[of_site[s]]
-            beyond = np.maximum(np.maximum(low - inside, inside - high), 0.0)
-            table.append((sites[s], name, lows[s], highs[s], (beyond > 0).mean(), beyond.max()))
-    return pd.DataFrame(table, columns=["site", "covariate", "low", "high", "share_beyond", "farthest"])
+def support(inputs: Inputs, site: IntArray) -> FloatArray:
+    """Return each site's range of each covariate, and how far it reaches beyond all others.
+
+    (covariates, sites, 4): the least and the greatest value, the share of rows that lie beyond the other
+    sites' ranges, and how far the farthest does.
+    """
+    table = np.empty((inputs.covariates.shape[1], site.max() + 1, 4))
+    for ranges, values in zip(table, inputs.covariates.T, strict=True):
+        of_site = pd.Series(values).groupby(site)
+        ranges[:, 0], ranges[:, 1] = of_site.min(), of_site.max()
+        low, high = _least_of_others(ranges[:, 0]), -_least_of_others(-ranges[:, 1])
+        beyond = np.maximum(np.maximum(low[site] - values, values - high[site]), 0.0)
+        ranges[:, 2] = pd.Series(beyond > 0).groupby(site).mean()
+        ranges[:, 3] = pd.Series(beyond).groupby(site).max()
+    return table
 
 
 def _least_of_others(values: FloatArray) -> FloatArray:
     """Return for each value the least of the others, −∞ where there are none."""
-    if len(values) < 2:
-        return np.full(len(values), -np.inf)
-    first, second = np.argsort(values)[:2]
-    return np.where(np.arange(len(values)) == first, values[second], values[first])
+    first, second = np.sort(values)[:2] if len(values) > 1 else (-np.inf, -np.inf)
+    return np.where(values == first, second, first)

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
-from equipool.checks.inputs import require_length
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
-from equipool.estimators.front import Front, fit_front, with_site, without_site
+from equipool.estimators.harmonizer import inputs_of
+from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import save
+from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.estimators.training_data import (
     Rows,
     ScaledVolumes,
     TrainingData,
     as_volumes,
-    check_grid,
     dense,
     manifest_of,
+    scaled,
     through,
     voxel_scales,
+    with_site,
+    without_site,
 )
 from equipool.exceptions import InputError
 from equipool.nn import Components, EncoderKind, coders, site_batches, train
 from equipool.nn.checkpoints import Checkpoints, locked
 from equipool.nn.networks import require_width
-from equipool.nn.training import Step, Trained
+from equipool.nn.training import Step
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
 
 FloatArray = NDArray[np.float64]
+Front: TypeAlias = BaseEstimator | Literal["auto"] | bool | None
 
 COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory to find components
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
@@ -73,7 +77,7 @@ class Learned:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the pooler and of the baselines, with the parameters that all of them have.
 
     A subclass gives ``_build``, which returns a module with ``code`` (scaled features to codes), ``tau`` (to
@@ -86,7 +90,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     hidden: int = 64
     front: Front = None
     task: Task | None = None
-    class_weight: Literal["balanced"] | None = None
     steps: int = 1500
     batch_size: int | None = None
     learning_rate: float = 1e-3
@@ -121,13 +124,10 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         distributed.warn_unless_started()
         with distributed.leader_first():  # it fills the cache of images
             features = self._features(X, reset=True)
-        rows = len(features)
-        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        if site is not None:
-            require_length("site", site, rows)
-        inputs = Inputs.from_arrays(
+        inputs = inputs_of(
             None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
-            site=np.zeros(rows, dtype=int) if site is None else site,
+            np.ones(len(features), dtype=bool),
+            site=site,
             covariates=covariates,
             y=y,
             task=self.task,
@@ -136,14 +136,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._require_widths()
         self._require_fitting_modules(features.shape[1])
         self._seed = 0 if self.random_state is None else int(self.random_state)
-        self.front_ = fit_front(self.front, features, y, site=site, covariates=covariates)
+        self.front_ = self._fitted_front(features, y, site=site, covariates=covariates)
         data = self._prepare(inputs, features, y)
-        self._class_weights = self._weigh_classes(data.y)
         fitted, held = self._split(data)
         with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
-            self._checkpoints = None
-            if self.checkpoint is not None:
-                self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
+            folder = None if self.checkpoint is None else Path(self.checkpoint)
+            self._checkpoints = None if folder is None else Checkpoints(folder, manifest_of(self, data))
             self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
@@ -175,21 +173,17 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = features.read()
         return features.with_values(np.where(rows == 0, 0.0, with_site(self.front_, values, rows)))
 
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return names for the numbers of the code, for scikit-learn's pandas output."""
-        check_is_fitted(self, "network_")
-        prefix = type(self).__name__.lower()
-        return np.array([f"{prefix}{k}" for k in range(self.n_latent)], dtype=object)
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_latent
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any) -> Any:
         """Return the predicted class or number for each row."""
         output = self._output(X)
         if self.task_ == "class":
-            labels: NDArray[Any] = self.classes_[output.argmax(dim=1).numpy()]
-            return labels
+            return self.classes_[output.argmax(dim=1).numpy()]
         centre, scale = self.target_scale_
-        numbers: NDArray[Any] = output.squeeze(-1).numpy().astype(np.float64) * scale + centre
-        return numbers
+        return output.squeeze(-1).numpy().astype(np.float64) * scale + centre
 
     def predict_proba(self, X: Any) -> FloatArray:
         """Return the probability of each class, in the order of ``classes_``."""
@@ -224,33 +218,22 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _new_network(self) -> nn.Module:
         """Return the network of this fit before it is trained, in the precision of its use."""
         self._require_widths()
-        n_outputs = self._n_outputs()
-        return self._build(self.n_features_in_, len(self.covariates_), n_outputs).double()
+        return self._build(self.n_features_in_, len(self.covariates_), self._n_outputs()).double()
 
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
         mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
-        widths = n_features, self.n_latent
-        return coders(self.encoder, *widths, hidden=self.hidden, mask=mask, decoder=self.decoder)
+        more = {"hidden": self.hidden, "mask": mask, "decoder": self.decoder}
+        return coders(self.encoder, n_features, self.n_latent, **more)
 
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
         """Give an encoder on principal components its components, from at most a thousand rows."""
+        count = min(len(data.x), COMPONENT_ROWS, max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2))
         for module in network.modules():
             if isinstance(module, Components):
-                fit_in = max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2)
-                count = min(len(data.x), COMPONENT_ROWS, fit_in)
-                some = torch.linspace(0, len(data.x) - 1, count).long()
-                module.start(dense(data.x[some]))
+                module.start(dense(data.x[torch.linspace(0, len(data.x) - 1, count).long()]))
 
     def _train(
-        self,
-        stage: str,
-        modules: nn.Module,
-        step: Step,
-        data: TrainingData,
-        generator: torch.Generator,
-        *,
-        validate: Callable[[], float] | None,
-        beside: Sequence[Trained] = (),
+        self, stage: str, modules: nn.Module, step: Step, data: TrainingData, generator: Any, **more: Any
     ) -> list[dict[str, float]]:
         """Train a stage, and return the losses of each epoch."""
         size, epochs = self._schedule(len(data.x))
@@ -259,14 +242,13 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             step,
             lambda: site_batches(data.site, size, generator),
             epochs=epochs,
-            validate=validate,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             patience=self.patience,
             progress=stage if self.verbose else None,
             checkpoint=None if self._checkpoints is None else self._checkpoints.stage(stage),
             generator=generator,
-            beside=beside,
+            **more,
         ).epochs
 
     @torch.no_grad()
@@ -309,7 +291,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 self.n_features_in_ = volumes.shape[1]
             if self.mask_ is None:
                 raise InputError("This estimator was fitted on a table; give features, not images.")
-            check_grid(volumes, self.mask_, self.affine_mm_)
             return volumes
         if self.mask_ is not None:
             raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
@@ -326,13 +307,31 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user that do not fit the data and n_latent."""
+        n = self.n_latent
         with torch.random.fork_rng(devices=[]):
             if isinstance(self.encoder, nn.Module):
-                what = f"numbers a row (n_latent={self.n_latent})"
-                require_width("encoder", self._coders(n_features)[0], n_features, self.n_latent, what)
+                what = f"numbers a row (n_latent={n})"
+                require_width("encoder", self._coders(n_features)[0], n_features, n, what)
             if self.decoder is not None:
-                what = f"values a row, given n_latent={self.n_latent}"
-                require_width("decoder", self._coders(n_features)[1], self.n_latent, n_features, what)
+                what = f"values a row, given n_latent={n}"
+                require_width("decoder", self._coders(n_features)[1], n, n_features, what)
+
+    def _fitted_front(self, X: FloatArray | Volumes, y: Any, **given: Any) -> Any:
+        """Return a fitted harmonizer of the kind of data, or ``None``.
+
+        It is given X alone to transform, at fit as later: the site is inferred, so a participant has the same
+        code in training and after, and new ones need no label.
+        """
+        kind: Any = ImageHarmonizer if isinstance(X, Volumes) else SiteHarmonizer
+        front = isinstance(X, Volumes) if self.front == "auto" else self.front
+        if front is None or front is False:
+            return None
+        if front is not True and not isinstance(front, kind):
+            raise InputError(
+                f"front must be {kind.__name__}() for {'volumes' if isinstance(X, Volumes) else 'tables'}, "
+                f"True, 'auto' or None. Got {front!r}."
+            )
+        return (kind() if front is True else clone(front)).fit(X, y, **given)
 
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
@@ -346,12 +345,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         # Features that never vary (up to rounding) pass through with the scale 1.
         self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(self.feature_varies_, deviation, 1.0)
-        scaled = self._standardised(features)
+        x = self._standardised(features)
         return TrainingData(
-            scaled.loaded() if isinstance(scaled, ScaledVolumes) else scaled,
+            x.loaded() if isinstance(x, ScaledVolumes) else x,
             self._coded_target(inputs, y),
             torch.from_numpy(index.astype(np.int64)),
-            self._scaled_covariates(inputs.covariates),
+            torch.from_numpy(scaled(inputs.covariates, self.covariates_).astype(np.float32)),
         )
 
     def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
@@ -372,43 +371,28 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.front_.transform(features), dtype=np.float64)
 
     def _standardised(self, features: FloatArray | Volumes) -> Rows:
-        scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
         if isinstance(features, Volumes):
-            return ScaledVolumes(features, *scales, partial(without_site, self.front_))
+            scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
+            return ScaledVolumes(features, *scales, self.front_)
         # What never varied at fit has no trained weights; it must not move a code afterwards.
-        scaled = np.where(self.feature_varies_, (features - self.feature_mean_) / self.feature_scale_, 0.0)
-        return torch.from_numpy(scaled.astype(np.float32))
+        rows = np.where(self.feature_varies_, (features - self.feature_mean_) / self.feature_scale_, 0.0)
+        return torch.from_numpy(rows.astype(np.float32))
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
         """Return checked features as the input of the network."""
         return self._standardised(self._without_site(features))
 
-    def _scaled_covariates(self, values: FloatArray) -> Tensor:
-        columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
-        stacked = np.column_stack(columns) if columns else np.empty((len(values), 0))
-        return torch.from_numpy(stacked.astype(np.float32))
-
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction must lie between 0 and 1. Got {self.validation_fraction}.")
-        labels = [data.site.numpy()]
-        numbers: list[NDArray[np.float64]] = []
+        labels, numbers = [data.site.numpy()], []
         if data.y is not None:
             (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
         held = systematic(labels, numbers, self.validation_fraction, seed_for(self._seed, "split"))
         if held.all() or not held.any():
-            held[:] = False
-            held[:1] = len(held) > 1
+            held = np.arange(len(held)) < min(len(held) - 1, 1)
         return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-
-    def _weigh_classes(self, y: Tensor | None) -> Tensor | None:
-        if self.class_weight not in (None, "balanced"):
-            raise InputError(f"class_weight must be None or 'balanced'. Got {self.class_weight!r}.")
-        if self.class_weight is None or y is None or y.is_floating_point():
-            return None
-        counts = torch.bincount(y).float()
-        return counts.sum() / (len(counts) * counts)
 
     @torch.no_grad()
     def _codes(self, X: Any) -> Tensor:
@@ -417,11 +401,10 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self._release(through(self.network_.code, x), x)
 
     @torch.no_grad()
-    def _output(self, X: Any) -> Tensor:
+    def _output(self, X: Any) -> Any:
         code = self._codes(X)
         if self.task_ is None:
             raise InputError(
                 "This estimator was fitted without a target, so it cannot predict; fit it with y."
             )
-        output: Tensor = self.network_.predictor(code)
-        return output
+        return self.network_.predictor(code)

@@ -20,16 +20,13 @@ from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
 from equipool.data.covariates import Encoding, covariate_frame, encode
-from equipool.data.splits import deal
 from equipool.estimators.harmonizer import (
-    FOLDS,
     Harmonizer,
-    chosen_rows,
     given_sites,
+    inputs_of,
     learned_from,
     participants,
     support,
-    target_columns,
 )
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
@@ -43,11 +40,8 @@ IntArray = NDArray[np.intp]
 
 RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
 
-EFFECTS = {"site": str, "feature": str, "shift": float, "low": float, "high": float, "scale": float}
-EFFECTS |= {"warped": bool, "winsorised": float}
-SUPPORT = {"site": str, "covariate": str, "low": float, "high": float}
-SUPPORT |= {"share_beyond": float, "farthest": float}
-CHOICES = {"unseen_site": ("error", "pooled", "adapt"), "missing": ("error", "impute")}
+EFFECTS = ["site", "feature", "shift", "low", "high", "scale", "warped", "winsorised"]
+SUPPORT = ["low", "high", "share_beyond", "farthest"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,12 @@ class Learned:
     point_masses_: FloatArray = field(metadata={"dimensions": ("inputs",), "missing": True})
     encoding_: Encoding
     model_: SiteModel
-    site_effects_: pd.DataFrame = field(metadata={"columns": EFFECTS})
-    support_: pd.DataFrame = field(metadata={"columns": SUPPORT})
     feature_names_in_: NDArray[np.object_] | None = declared("inputs")
     sites_: NDArray[np.str_] = declared("sites")
     feature_mean_: FloatArray = declared("inputs")
     feature_scale_: FloatArray = declared("inputs", positive=True)
     covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
+    _support: FloatArray = declared("covariates", "sites", "4")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -176,26 +169,20 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             A mask of the rows to estimate from, such as the controls; all rows can be transformed.
         """
         x = self._features(X, reset=True)
-        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = covariate_frame(covariates, len(x))
         rows = learned_from(fit_on, len(x))
         frame, x = frame[rows], x if rows.all() else x[rows]
         encoding = encode(frame)
-        inputs = Inputs.from_arrays(
-            X.loc[rows] if hasattr(X, "columns") else x,
-            site=np.zeros(len(x), dtype=int) if site is None else chosen_rows(site, rows, "site"),
-            covariates=None if covariates is None else encoding.apart(frame),
-            y=None if y is None else chosen_rows(y, rows, "y"),
-        )
+        features = X.loc[rows] if hasattr(X, "columns") else x
+        inputs = inputs_of(features, rows, site=site, covariates=encoding.apart(frame), y=y)
         self._check(inputs)
         nothing = "there is nothing to harmonize"
         check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
-        self.sites_, site_index = np.unique(inputs.site.astype(str), return_inverse=True)
-        participant = np.arange(len(x)) if subject is None else participants(subject, rows)
-        design = self._design(inputs, site_index.astype(np.intp), participant)
+        who = None if subject is None else participants(subject, rows)
+        design = self._design(inputs, inputs.covariates, who)
         self._standardise(x, design.weight)
-        self.support_ = support(inputs, self.sites_, design.site)
+        self._support = support(inputs, design.site)
         z = self._standardised(self._filled_at_fit(x, design))
         self.model_ = fit_site_model(
             z,
@@ -205,16 +192,13 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             coupling=None if self.network is None else bool(self.network),
             seed=self._seed,
         )
-        self.site_effects_ = self._effects(inputs.feature_names)
         self.covariate_readers_ = self._regressions(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
     def _check(self, inputs: Inputs) -> None:
         """Refuse settings that cannot be used, and a reference that is not among the sites."""
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
+        self._require_choices(missing=("error", "impute"))
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name in ("bending", "network"):
@@ -227,19 +211,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
                 f"The reference site {self.reference_site!r} is not among the sites; there are "
                 f"{listed(names, shown=8)}."
             )
-
-    def _design(self, inputs: Inputs, site_index: IntArray, participant: NDArray[Any]) -> Design:
-        _, first, index = np.unique(participant, return_index=True, return_inverse=True)
-        # Folds are dealt to participants, by the site of their first row.
-        fold = deal([site_index[first]], [], min(FOLDS, len(first)), seed_for(self._seed, "folds"))
-        return Design(
-            site=site_index,
-            covariates=inputs.covariates,
-            target=target_columns(inputs),
-            weight=1 / np.bincount(index)[index].astype(np.float64),
-            fold=fold[index],
-            n_sites=len(self.sites_),
-        )
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -281,16 +252,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             # With another participant's residual, or a site with many holes would seem to vary less.
             filled = self._with_cells(x, predicted + np.where(holes, _drawn(residuals, rng), 0.0))
         return filled
-
-    def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
-        model, features = self.model_, np.array(names, dtype=object)[self.harmonized_]
-        units = self.feature_scale_[self.harmonized_]
-        shift, error, scale = model.effects
-        warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
-        low, high = shift - 1.96 * error, shift + 1.96 * error
-        columns = self.sites_[:, None], features, shift * units, low * units, high * units, scale, warped
-        cells = (np.broadcast_to(c, shift.shape).ravel() for c in (*columns, np.round(model.winsorised, 2)))
-        return pd.DataFrame(dict(zip(EFFECTS, cells, strict=True)))
 
     def _regressions(self, z: FloatArray, design: Design) -> FloatArray:
         """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
@@ -351,6 +312,27 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         return pd.DataFrame(posterior, columns=self.sites_, index=index)
 
     @property
+    def site_effects_(self) -> pd.DataFrame:
+        """One row for each site and feature: what the site does to it."""
+        check_is_fitted(self, "model_")
+        model, features = self.model_, self.get_feature_names_out()[self.harmonized_]
+        units = self.feature_scale_[self.harmonized_]
+        shift, error, scale = model.effects
+        warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
+        low, high = shift - 1.96 * error, shift + 1.96 * error
+        columns = self.sites_[:, None], features, shift * units, low * units, high * units, scale, warped
+        cells = (np.broadcast_to(c, shift.shape).ravel() for c in (*columns, np.round(model.winsorised, 2)))
+        return pd.DataFrame(dict(zip(EFFECTS, cells, strict=True)))
+
+    @property
+    def support_(self) -> pd.DataFrame:
+        """One row for each covariate and site: how far beyond the other sites it reaches."""
+        check_is_fitted(self, "model_")
+        rows = [(site, name) for name in self.encoding_.names for site in self.sites_]
+        who = pd.DataFrame(rows, columns=["site", "covariate"])
+        return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
+
+    @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")
@@ -369,10 +351,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.missing == "impute"
         return tags
-
-    @property
-    def _seed(self) -> int:
-        return int(self.random_state or 0)
 
     @property
     def _reference(self) -> int:

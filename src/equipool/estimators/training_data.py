@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,50 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipool import distributed
+from equipool.checks.inputs import parse_covariates
 from equipool.data import PooledDataset
+from equipool.data.covariates import Covariate, covariate_frame
 from equipool.data.nifti import read_grid
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
+from equipool.sites.scans import BLOCK, blocks
 
 FloatArray = NDArray[np.float64]
-Corrected = Callable[[NDArray[np.floating]], FloatArray]
 
-BLOCK = 32  # volumes read at a time
 IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
 NO_EFFECT = ("checkpoint", "verbose")  # parameters that do not change the result
+
+
+def without_site(front: Any, rows: NDArray[np.floating]) -> Any:
+    """Return volumes as a network sees them: residuals, or without a front each scan with mean 0 and SD 1."""
+    if front is not None:
+        return front.model_.without_site(rows)
+    values = np.asarray(rows, dtype=np.float64)
+    deviation = values.std(axis=1, keepdims=True)
+    return (values - values.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
+
+
+def with_site(front: Any, values: FloatArray, rows: NDArray[np.floating]) -> Any:
+    """Return such values in the units of the scans that they belong to: the inverse."""
+    if front is not None:
+        return front.model_.with_site(values, rows)
+    rows = np.asarray(rows, dtype=np.float64)
+    return values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledVolumes:
     """Volumes as the input of a network, read block by block.
 
-    ``corrected`` takes gain and offset, or the site, out of a scan (:mod:`equipool.estimators.front`). Then
-    each voxel is standardised over the training participants.
+    The front takes the site out of a scan, or there is none and each scan is standardised. Then each voxel is
+    standardised over the training participants.
     """
 
     volumes: Volumes
     mean: FloatArray
     scale: FloatArray
     varies: NDArray[np.bool_]
-    corrected: Corrected
+    front: Any
     ready: Tensor | None = None
 
     @property
@@ -63,18 +81,13 @@ class ScaledVolumes:
         result = torch.empty(self.shape)
         for start in range(0, len(self), BLOCK):
             part = slice(start, start + BLOCK)
-            scaled = (self.corrected(self.volumes.read(part)) - self.mean) / self.scale
-            result[part] = torch.from_numpy(np.where(self.varies, scaled, 0.0))
+            values = (without_site(self.front, self.volumes.read(part)) - self.mean) / self.scale
+            result[part] = torch.from_numpy(np.where(self.varies, values, 0.0))
         return result
 
     def loaded(self) -> ScaledVolumes:
         """Return the same, already read if they fit into memory, so that training reads them once."""
         return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
-
-    def singles(self) -> Iterator[Tensor]:
-        """Read them one after the other, (1, voxels) each."""
-        for start in range(0, len(self), BLOCK):
-            yield from self[slice(start, start + BLOCK)].tensor().split(1)
 
 
 Rows = Tensor | ScaledVolumes
@@ -121,7 +134,10 @@ def dense(x: Rows) -> Tensor:
 
 def parts(x: Rows) -> Iterable[Tensor]:
     """Return a table as one tensor, and volumes one at a time, so that memory does not grow with the rows."""
-    return [x] if isinstance(x, Tensor) else x.singles()
+    if isinstance(x, Tensor):
+        return [x]
+    starts = range(0, len(x), BLOCK)
+    return (scan for start in starts for scan in x[start : start + BLOCK].tensor().split(1))
 
 
 def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
@@ -131,16 +147,18 @@ def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
     return torch.cat([network(part.double()) for part in parts(x)])
 
 
-def voxel_scales(volumes: Volumes, corrected: Corrected) -> tuple[FloatArray, FloatArray]:
+def voxel_scales(
+    volumes: Volumes, corrected: Callable[[FloatArray], FloatArray]
+) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each voxel over rows, read in blocks that processes share out."""
     total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
-    for start in distributed.turns(range(0, len(volumes), BLOCK)):
-        values = corrected(volumes.read(slice(start, start + BLOCK)))
+    for _, rows in blocks(volumes):
+        values = corrected(rows)
         total += values.sum(axis=0)
         squares += (values**2).sum(axis=0)
-    total, squares = distributed.summed(total), distributed.summed(squares)
-    mean = total / len(volumes)
-    return mean, np.sqrt(np.maximum(squares / len(volumes) - mean**2, 0.0))
+    mean = distributed.summed(total) / len(volumes)
+    variance = distributed.summed(squares) / len(volumes) - mean**2
+    return mean, np.sqrt(np.maximum(variance, 0.0))
 
 
 def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]:
@@ -163,12 +181,11 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
 
 
 def _hashable(x: Rows) -> list[Any]:
-    """Return what there is to hash of a table, or of volumes as the cache holds them, read in blocks."""
+    """Return a table, or hashes of volumes as they are read."""
     if isinstance(x, Tensor):
         return [x]
-    volumes, blocks = x.volumes, range(0, len(x), BLOCK)
-    hashes = [_hash([volumes.store[volumes.rows[start : start + BLOCK]]]) for start in blocks]
-    return [volumes.mask, None if volumes.scales is None else volumes.scales[volumes.rows], *hashes]
+    starts = range(0, len(x), BLOCK)
+    return [x.volumes.mask, *(_hash([x.volumes.read(slice(start, start + BLOCK))]) for start in starts)]
 
 
 def _plain(value: Any) -> Any:
@@ -184,7 +201,7 @@ def _hash(values: list[Any]) -> str:
     return str(joblib.hash(plain))
 
 
-# -- what users give as volumes ----------------------------------------------------------------------------
+# -- what users give ---------------------------------------------------------------------------------------
 
 
 def as_volumes(
@@ -192,43 +209,41 @@ def as_volumes(
 ) -> Volumes | None:
     """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table.
 
-    Files are read with the mask of a fitted estimator, if it is given with its affine.
+    Given the mask and the affine of a fitted estimator, files are read with that mask, and volumes on another
+    grid are refused.
     """
-    if isinstance(X, PooledDataset) and X.images is not None:
-        X = list(X.images)
-    if isinstance(X, Volumes):
-        # Values that were changed in memory are in no file, so they are not read again with the mask.
-        if mask is None or np.array_equal(X.mask, mask) or X.scales is None:
-            return X
-        X = list(X.paths)
-    X = [X] if isinstance(X, str | Path) else X
-    # A frame is no list of paths, although it iterates over names.
-    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and len(X) > 0
-    are_paths = listed and all(isinstance(x, str | Path) for x in X)
-    return volumes_for(list(X), mask, affine) if are_paths else None
-
-
-def volumes_for(
-    paths: Sequence[str | Path], mask: NDArray[np.bool_] | None, affine: FloatArray | None
-) -> Volumes:
-    """Read images with the mask of a fitted estimator; those on another grid are refused."""
-    if mask is not None and affine is not None and len(paths):
-        grid = read_grid(Path(paths[0]))
+    paths = _paths_of(X, mask)
+    if paths:
+        grid = None if mask is None else read_grid(Path(paths[0]))
         if grid is not None:
             _require_grid(*grid, mask, affine)
-    return Volumes.build(paths, mask=mask)
+        X = Volumes.build(paths, mask=mask)
+    if not isinstance(X, Volumes):
+        return None
+    if mask is not None:
+        _require_grid(X.mask.shape, X.affine, mask, affine)
+        if not (X.mask == mask).all():
+            raise InputError(
+                "These volumes were cut out by another mask than at fit; build them with that one."
+            )
+    return X
 
 
-def check_grid(volumes: Volumes, mask: NDArray[np.bool_], affine: FloatArray) -> None:
-    """Raise an error where volumes are not on the grid that an estimator was fitted on."""
-    _require_grid(volumes.mask.shape, volumes.affine, mask, affine)
-    if not (volumes.mask == mask).all():
-        raise InputError("These volumes were cut out by another mask than at fit; build them with that one.")
+def _paths_of(X: Any, mask: Any) -> list[Any]:
+    """Return the paths of images that are to be read; none of a table, and of volumes that are read."""
+    if isinstance(X, Volumes):
+        # Values that were changed in memory are in no file, so they are not read again with the mask.
+        again = mask is not None and X.scales is not None and not np.array_equal(X.mask, mask)
+        return list(X.paths) if again else []
+    if isinstance(X, PooledDataset) and X.images is not None:
+        return list(X.images)
+    X = [X] if isinstance(X, str | Path) else X
+    # A frame is no list of paths, although it iterates over names.
+    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and all(isinstance(x, str | Path) for x in X)
+    return list(X) if listed else []
 
 
-def _require_grid(
-    shape: tuple[int, ...], place: FloatArray, mask: NDArray[np.bool_], affine: FloatArray
-) -> None:
+def _require_grid(shape: tuple[int, ...], place: FloatArray, mask: Any, affine: Any) -> None:
     if shape != mask.shape or np.abs(place - affine).max() > 1e-3:
         raise InputError(
             f"The estimator was fitted on a grid of {_grid(mask.shape, affine)}; these volumes have "
@@ -242,3 +257,15 @@ def _grid(shape: tuple[int, ...], affine: FloatArray) -> str:
         f"{' × '.join(map(str, shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm from "
         f"({', '.join(f'{c:.4g}' for c in corner)})"
     )
+
+
+def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:
+    """Return covariates (rows, K) as scaled at fit."""
+    return (values - [one.centre for one in covariates]) / [one.scale for one in covariates]
+
+
+def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:
+    """Return covariates that are given after fit, one row for each of so many, as scaled at fit."""
+    names = tuple(one.name for one in covariates)
+    frame = covariate_frame(values, rows, names=names)
+    return scaled(parse_covariates(frame, names, [one.levels for one in covariates]), covariates)
