@@ -12,7 +12,7 @@ import equipool as ep
 from equipool import distributed
 from equipool import estimators as models
 from equipool.data.volumes import Volumes
-from equipool.estimators.training_data import voxel_scales
+from equipool.estimators.pooling_estimator import voxel_scales
 from equipool.groups import CovariateAction
 from equipool.nn import (
     correlation_loss,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
-from equipool.estimators.training_data import TrainingData, dense
-from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss, reconstruction_loss
+from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator, TrainingData, dense
+from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss
 from equipool.nn.networks import Adversary
 from equipool.nn.training import Trained
 from equipool.randomness import seeded
@@ -60,7 +59,7 @@ class NaivePooler(PoolingEstimator):
     front
         As for :class:`EquivariantPooler`, but ``None`` by default.
     n_latent, encoder, decoder, hidden, task, steps, batch_size, learning_rate, weight_decay, \
-    patience, validation_fraction, checkpoint, verbose, random_state
+    patience, checkpoint, verbose, random_state
         As for :class:`EquivariantPooler`; ``n_latent`` is the dimension of the code.
 
     Attributes
@@ -70,7 +69,6 @@ class NaivePooler(PoolingEstimator):
     """
 
     prediction: float = 1.0
-    reconstruction: float = 0.02
     invariance: float = 1.0
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
@@ -110,8 +108,7 @@ class NaivePooler(PoolingEstimator):
         """Return the terms that all methods have, and the codes of the whole batch."""
         x = dense(batch.x)
         part = network.code(x)
-        rebuilt = distributed.average(reconstruction_loss(x, network.decoder(part)), len(x))
-        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        terms = {"reconstruction": self._reconstruction(x, network.decoder(part))}
         code = distributed.gather(part)
         if batch.y is not None and network.predictor is not None:
             terms["prediction"] = self.prediction * prediction_loss(network.predictor(code), batch.y)

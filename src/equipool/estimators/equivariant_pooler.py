@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.data.volumes import Volumes
-from equipool.estimators.pooling_estimator import Front, PoolingEstimator
-from equipool.estimators.training_data import (
+from equipool.estimators.harmonizer import given_covariates
+from equipool.estimators.pooling_estimator import (
+    Front,
+    PoolingEstimator,
     Rows,
     TrainingData,
     dense,
-    given_covariates,
     parts,
     through,
     with_site,
@@ -36,24 +37,10 @@ START_LENGTH = 3.0  # of the designated plane, beside coordinates of about 0.5
 FLOOR = 0.25  # least length of the designated planes, see FrameTau.to_sphere
 
 # The settings of the paper's text, where they differ from our defaults.
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "tau": "learned",
-        "generator": "all-ones",
-        "match": "phi",
-        "power": None,
-        "prediction": 1.0,
-        "latent_reconstruction": 0.1,
-        "mmd": 0.1,
-        "adversary": 0.0,
-        "turning_planes": None,
-        "independence": 0.0,
-        "bounded": False,
-        "finetune": False,
-        "front": None,
-    },
-}
+PAPER: dict[str, Any] = {"tau": "learned", "generator": "all-ones", "match": "phi", "turning_planes": None}
+PAPER |= {"power": None, "front": None, "bounded": False, "finetune": False, "adversary": 0.0}
+PAPER |= {"prediction": 1.0, "latent_reconstruction": 0.1, "mmd": 0.1, "independence": 0.0}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
 
 
 class StageOne(nn.Module):
@@ -203,7 +190,7 @@ class EquivariantPooler(PoolingEstimator):
         Let stage two go on training the encoder, with the losses of stage one kept.
     task
         ``"class"`` or ``"number"`` for the target; ``None``: guessed.
-    steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
+    steps, batch_size, learning_rate, weight_decay, patience
         Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
         on held-out rows; stage two does not, since a minimax game has no loss to stop at.
     checkpoint
@@ -231,7 +218,6 @@ class EquivariantPooler(PoolingEstimator):
     turning_planes: int | None = 1
     power: float | None = 6.0
     equivariance: float = 1.0
-    reconstruction: float = 0.02
     independence: float = 1.0
     prediction: float = 3.0
     latent_reconstruction: float = 0.01
@@ -246,8 +232,6 @@ class EquivariantPooler(PoolingEstimator):
         if name not in PRESETS:
             raise InputError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
         return cls(**{**PRESETS[name], **changes})
-
-    # -- training ------------------------------------------------------------------------------------------
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
         self.history_: dict[str, Any] = {}
@@ -314,8 +298,7 @@ class EquivariantPooler(PoolingEstimator):
         """
         x, c = dense(data.x), data.c
         part = one.latent(x)
-        rebuilt = distributed.average(reconstruction_loss(x, one.decoder(part)), len(x))
-        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        terms = {"reconstruction": self._reconstruction(x, one.decoder(part))}
         if c.shape[1]:
             latent = distributed.gather(part)
             turned = equivariance_loss(one.tau.vector(latent), c, one.tau.orbit).to(x.dtype)
@@ -378,8 +361,6 @@ class EquivariantPooler(PoolingEstimator):
         seed = seed_for(self._seed, "release")
         noise = [row_noise(part.float().numpy(), code.shape[1], seed) for part in parts(x)]
         return code + torch.from_numpy(np.concatenate(noise)).to(code.dtype)
-
-    # -- after training ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:

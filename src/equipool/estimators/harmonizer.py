@@ -1,10 +1,11 @@
-"""What estimators share: the rows to learn from; the harmonizers also sites, the design and the target."""
+"""What users give estimators, parsed, and what the harmonizers share: sites, the design and the target."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,8 +15,12 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.checks import Inputs, Task
 from equipool.checks.findings import listed, plural
-from equipool.checks.inputs import parse_labels, require_length
+from equipool.checks.inputs import parse_covariates, parse_labels, require_length
+from equipool.data import PooledDataset
+from equipool.data.covariates import Covariate, covariate_frame
+from equipool.data.nifti import read_grid
 from equipool.data.splits import deal
+from equipool.data.volumes import Volumes
 from equipool.estimators.persistence import save
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.randomness import seed_for
@@ -76,11 +81,15 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             n_sites=len(self.sites_),
         )
 
+    @property
+    def _index(self) -> dict[str, int]:
+        """The sites' indices; 1 and 1.0 are the same site, whatever else is in the batch."""
+        index = {str(name): k for k, name in enumerate(self.sites_)}
+        return index | {name[:-2]: k for name, k in index.items() if name.endswith(".0")}
+
     def _site_index(self, labels: NDArray[Any]) -> IntArray:
         """Return site indices; −1 for a site that was not in the data of the fit, if that is allowed."""
-        index = {str(name): k for k, name in enumerate(self.sites_)}
-        # 1 and 1.0 are the same site, whatever else is in the batch.
-        index |= {name[:-2]: k for name, k in index.items() if name.endswith(".0")}
+        index = self._index
         unseen = sorted({str(label) for label in labels} - set(index))
         if unseen and self.unseen_site == "error":
             raise InputError(
@@ -94,9 +103,8 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, IntArray]:
         """Return the model with each new site, if asked to adapt; ``add(model, rows)`` adds one."""
         model, index, small = self.model_, index.copy(), []
-        if self.unseen_site != "adapt":
-            return model, index
-        for name in sorted({str(label) for label in labels[index < 0]}):
+        new = labels[index < 0] if self.unseen_site == "adapt" else []
+        for name in sorted({str(label) for label in new}):
             rows = labels.astype(str) == name
             small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
             model = add(model, rows)
@@ -116,14 +124,8 @@ def given_sites(site: Any, rows: int) -> NDArray[Any]:
     """Return the label of each row's site."""
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
-    labels = _labels("site", site, rows)
-    missing = [k for k, label in enumerate(labels) if label is None]
-    if missing:
-        raise InputError(
-            f"site has no value in row {missing[0] + 1}; fill it in, or leave site out (--site none) to "
-            "have it inferred."
-        )
-    return labels
+    remedy = "fill it in, or leave site out (--site none) to have it inferred"
+    return _labels("site", site, rows, remedy)
 
 
 def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
@@ -141,16 +143,16 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
 
 def participants(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
     """Return the participant of each row to learn from."""
-    labels = _labels("subject", subject, len(rows))
-    if any(label is None for label in labels):
-        raise InputError("subject is empty in some rows; give each row the name of its participant.")
+    labels = _labels("subject", subject, len(rows), "give each row the name of its participant")
     return labels[rows].astype(str)
 
 
-def _labels(name: str, values: Any, rows: int) -> NDArray[Any]:
+def _labels(name: str, values: Any, rows: int, remedy: str) -> NDArray[Any]:
     labels = parse_labels(values)
     if labels.shape != (rows,):
         raise InputError(f"{name} must have one value for each of the {rows} rows. Got shape {labels.shape}.")
+    for row in np.flatnonzero([label is None for label in labels]):
+        raise InputError(f"{name} has no value in row {row + 1}; {remedy}.")
     return labels
 
 
@@ -207,3 +209,70 @@ def _least_of_others(values: FloatArray) -> FloatArray:
     """Return for each value the least of the others, −∞ where there are none."""
     first, second = np.sort(values)[:2] if len(values) > 1 else (-np.inf, -np.inf)
     return np.where(values == first, second, first)
+
+
+def as_volumes(
+    X: Any, mask: NDArray[np.bool_] | None = None, affine: FloatArray | None = None
+) -> Volumes | None:
+    """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table.
+
+    Given the mask and the affine of a fitted estimator, files are read with that mask, and volumes on another
+    grid are refused.
+    """
+    paths = _paths_of(X, mask)
+    if paths:
+        grid = None if mask is None else read_grid(Path(paths[0]))
+        if grid is not None:
+            _require_grid(*grid, mask, affine)
+        X = Volumes.build(paths, mask=mask)
+    if not isinstance(X, Volumes):
+        return None
+    if mask is not None:
+        _require_grid(X.mask.shape, X.affine, mask, affine)
+        if not (X.mask == mask).all():
+            raise InputError(
+                "These volumes were cut out by another mask than at fit; build them with that one."
+            )
+    return X
+
+
+def _paths_of(X: Any, mask: Any) -> list[Any]:
+    """Return the paths of images that are to be read; none of a table, and of volumes that are read."""
+    if isinstance(X, Volumes):
+        # Values that were changed in memory are in no file, so they are not read again with the mask.
+        again = mask is not None and X.scales is not None and not np.array_equal(X.mask, mask)
+        return list(X.paths) if again else []
+    if isinstance(X, PooledDataset) and X.images is not None:
+        return list(X.images)
+    X = [X] if isinstance(X, str | Path) else X
+    # A frame is no list of paths, although it iterates over names.
+    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and all(isinstance(x, str | Path) for x in X)
+    return list(X) if listed else []
+
+
+def _require_grid(shape: tuple[int, ...], place: FloatArray, mask: Any, affine: Any) -> None:
+    if shape != mask.shape or np.abs(place - affine).max() > 1e-3:
+        raise InputError(
+            f"The estimator was fitted on a grid of {_grid(mask.shape, affine)}; these volumes have "
+            f"{_grid(shape, place)}. Resample them to the grid of the training images."
+        )
+
+
+def _grid(shape: tuple[int, ...], affine: FloatArray) -> str:
+    size, corner = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+    return (
+        f"{' × '.join(map(str, shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm from "
+        f"({', '.join(f'{c:.4g}' for c in corner)})"
+    )
+
+
+def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:
+    """Return covariates (rows, K) as scaled at fit."""
+    return (values - [one.centre for one in covariates]) / [one.scale for one in covariates]
+
+
+def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:
+    """Return covariates that are given after fit, one row for each of so many, as scaled at fit."""
+    names = tuple(one.name for one in covariates)
+    frame = covariate_frame(values, rows, names=names)
+    return scaled(parse_covariates(frame, names, [one.levels for one in covariates]), covariates)

@@ -14,8 +14,15 @@ from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.data.covariates import Covariate, covariate_frame, covariates_of
 from equipool.data.volumes import Volumes
-from equipool.estimators.harmonizer import Harmonizer, given_sites, inputs_of, learned_from
-from equipool.estimators.training_data import as_volumes, given_covariates, scaled
+from equipool.estimators.harmonizer import (
+    Harmonizer,
+    as_volumes,
+    given_covariates,
+    given_sites,
+    inputs_of,
+    learned_from,
+    scaled,
+)
 from equipool.exceptions import InputError
 from equipool.sites.effect import array
 from equipool.sites.scans import BLOCK, Box
@@ -123,10 +130,9 @@ class ImageHarmonizer(Harmonizer):
         model, index = self._with_new_sites(labels, self._site_index(labels), add)
         for start in range(0, len(volumes), BLOCK):
             part = slice(start, start + BLOCK)
-            values, known = volumes.read(part), index[part] >= 0
-            clean[part] = values
-            if known.any():
-                clean[part][known] = model.undo(values[known], c[part][known], index[part][known], box)
+            clean[part], known = volumes.read(part), start + np.flatnonzero(index[part] >= 0)
+            if len(known):
+                clean[known] = model.undo(clean[known], c[known], index[known], box)
         return volumes.with_values(clean)
 
     def _covariates(self, covariates: Any, rows: int) -> FloatArray:

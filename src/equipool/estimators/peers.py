@@ -15,13 +15,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from equipool.exceptions import InputError, MissingExtraError
 
 # Names in our tables and in combatlearn.
-PEERS = {
-    "combat-nocov": "johnson",
-    "combat": "fortin",
-    "combat-gam": "gam",
-    "covbat": "chen",
-    "covbat-gam": "covbat_gam",
-}
+PEERS = {"combat-nocov": "johnson", "combat": "fortin", "combat-gam": "gam"}
+PEERS |= {"covbat": "chen", "covbat-gam": "covbat_gam"}
 LINEAR = {"combat-gam": "combat", "covbat-gam": "covbat"}
 SPLINE_VALUES = 10  # distinct values of a covariate that combatlearn requires for a spline
 

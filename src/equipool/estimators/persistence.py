@@ -37,6 +37,7 @@ from torch import nn
 from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.version import __version__
 
 SCHEMA = 2
 SHARED = ("sites", "inputs", "features")
@@ -51,24 +52,20 @@ class DamagedError(ValueError):
     """A stored value that is not as it was declared."""
 
 
-# -- files -------------------------------------------------------------------------------------------------
-
-
 def save(estimator: Any, folder: str | Path) -> Path:
     """Write the fitted estimator as safetensors and JSON; :func:`equipool.load` reads it.
 
     A folder that holds anything but a model is refused. Of several processes, one writes and the others wait.
     """
+    folder = Path(folder)
     with distributed.leader_first():
         if distributed.leads():
-            _save(estimator, Path(folder))
-    return Path(folder)
+            _save(estimator, folder)
+    return folder
 
 
 def _save(estimator: Any, folder: Path) -> None:
     from safetensors.numpy import save as to_bytes
-
-    from equipool.version import __version__
 
     check_is_fitted(estimator)
     if folder.exists() and not folder.is_dir():
@@ -104,7 +101,17 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
         folder = folder / "model"  # what `equipool harmonize` wrote
     facts, content = _read(folder)
-    modules = _needed_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
+    modules = {"encoder": encoder, "decoder": decoder}
+    for name, module in modules.items():
+        asked = isinstance(facts.get("settings"), dict) and facts["settings"].get(name) == MODULE
+        if asked and module is None:
+            raise InputError(
+                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
+                f"of the same architecture: load(folder, {name}=...)."
+            )
+        if not asked and module is not None:
+            raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
+    modules = {name: module for name, module in modules.items() if module is not None}
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
         estimator = model.read_estimator(
@@ -163,26 +170,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     return about, content
 
 
-def _needed_modules(
-    folder: Path, facts: dict[str, Any], given: dict[str, nn.Module | None]
-) -> dict[str, nn.Module]:
-    """Return the user's modules that the settings ask for; those missing or not asked for are refused."""
-    settings = facts.get("settings")
-    for name, module in given.items():
-        asked = isinstance(settings, dict) and settings.get(name) == MODULE
-        if asked and module is None:
-            raise InputError(
-                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
-                f"of the same architecture: load(folder, {name}=...)."
-            )
-        if not asked and module is not None:
-            raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
-    return {name: module for name, module in given.items() if module is not None}
-
-
-# -- values to JSON and arrays --------------------------------------------------------------------------
-
-
 def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """Return a value as JSON holds it; numeric arrays go to ``arrays``, named by their path."""
     prefix = f"{path}." if path else ""
@@ -224,9 +211,6 @@ def _settings(estimator: BaseEstimator) -> dict[str, Any]:
 
     settings = {k: plain(v) for k, v in estimator.get_params(deep=False).items() if k != "checkpoint"}
     return {"estimator": type(estimator).__name__, "settings": settings}
-
-
-# -- JSON and arrays to values --------------------------------------------------------------------------
 
 
 @dataclass

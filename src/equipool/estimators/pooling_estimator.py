@@ -1,14 +1,15 @@
-"""What the pooler and the baselines share: parameters, checks, scaling, training, predictions."""
+"""What the pooler and the baselines share: parameters, training data, scaling, training, predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,37 +22,184 @@ from equipool.checks import Inputs, Task, check_for_fit, refuse_text
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
-from equipool.estimators.harmonizer import inputs_of
+from equipool.estimators.harmonizer import as_volumes, inputs_of, scaled
 from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import save
 from equipool.estimators.site_harmonizer import SiteHarmonizer
-from equipool.estimators.training_data import (
-    Rows,
-    ScaledVolumes,
-    TrainingData,
-    as_volumes,
-    dense,
-    manifest_of,
-    scaled,
-    through,
-    voxel_scales,
-    with_site,
-    without_site,
-)
 from equipool.exceptions import InputError
-from equipool.nn import Components, EncoderKind, coders, site_batches, train
+from equipool.nn import Components, EncoderKind, coders, reconstruction_loss, site_batches, train
 from equipool.nn.checkpoints import Checkpoints, locked
 from equipool.nn.networks import require_width
 from equipool.nn.training import Step
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
+from equipool.sites.scans import BLOCK, blocks
+from equipool.version import __version__
 
 FloatArray = NDArray[np.float64]
 Front: TypeAlias = BaseEstimator | Literal["auto"] | bool | None
 
 COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory to find components
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
+HELD_OUT = 0.15  # share of the rows, for early stopping
+IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
+NO_EFFECT = ("checkpoint", "verbose")  # parameters that do not change the result
 VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
+
+
+def without_site(front: Any, rows: NDArray[np.floating]) -> Any:
+    """Return volumes as a network sees them: residuals, or without a front each scan with mean 0 and SD 1."""
+    if front is not None:
+        return front.model_.without_site(rows)
+    values = np.asarray(rows, dtype=np.float64)
+    deviation = values.std(axis=1, keepdims=True)
+    return (values - values.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
+
+
+def with_site(front: Any, values: FloatArray, rows: NDArray[np.floating]) -> Any:
+    """Return such values in the units of the scans that they belong to: the inverse."""
+    if front is not None:
+        return front.model_.with_site(values, rows)
+    rows = np.asarray(rows, dtype=np.float64)
+    return values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledVolumes:
+    """Volumes as the input of a network, read block by block; ``scaled`` corrects and standardises them."""
+
+    volumes: Volumes
+    scaled: Callable[[NDArray[np.floating]], Tensor]
+    ready: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and voxels."""
+        return self.volumes.shape
+
+    def __len__(self) -> int:
+        return len(self.volumes)
+
+    def __getitem__(self, rows: Any) -> ScaledVolumes:
+        positions = rows.numpy() if isinstance(rows, Tensor) else rows
+        ready = None if self.ready is None else self.ready[rows]
+        return replace(self, volumes=self.volumes[positions], ready=ready)
+
+    def tensor(self) -> Tensor:
+        """Read them all."""
+        if self.ready is not None:
+            return self.ready
+        # In blocks: on the way they are several times as large, in double precision.
+        result = torch.empty(self.shape)
+        for start in range(0, len(self), BLOCK):
+            part = slice(start, start + BLOCK)
+            result[part] = self.scaled(self.volumes.read(part))
+        return result
+
+    def loaded(self) -> ScaledVolumes:
+        """Return the same, already read if they fit into memory, so that training reads them once."""
+        return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
+
+
+Rows = Tensor | ScaledVolumes
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The pool as tensors: scaled features, coded target, site index, scaled covariates."""
+
+    x: Rows
+    y: Tensor | None
+    site: Tensor
+    c: Tensor
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites."""
+        return int(self.site.max()) + 1
+
+    def rows(self, index: Tensor) -> TrainingData:
+        """Select rows; volumes are not read yet."""
+        y = None if self.y is None else self.y[index]
+        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+
+    def ready(self) -> TrainingData:
+        """Return a batch as this process computes it: its part of the features, read, and all labels."""
+        to, x = distributed.device(), dense(self.x[distributed.local_rows()])
+        y = None if self.y is None else self.y.to(to)
+        return TrainingData(x.to(to), y, self.site.to(to), self.c.to(to))
+
+
+def dense(x: Rows) -> Tensor:
+    """Return rows as a tensor."""
+    return x if isinstance(x, Tensor) else x.tensor()
+
+
+def parts(x: Rows) -> Iterable[Tensor]:
+    """Return a table as one tensor, and volumes one at a time, so that memory does not grow with the rows."""
+    if isinstance(x, Tensor):
+        return [x]
+    starts = range(0, len(x), BLOCK)
+    return (scan for start in starts for scan in x[start : start + BLOCK].tensor().split(1))
+
+
+def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
+    """Apply a network in double precision, so that a code does not depend on the other rows of the batch."""
+    if not isinstance(x, Tensor) and not len(x):
+        raise InputError("There is no image among these volumes; give at least one.")
+    return torch.cat([network(part.double()) for part in parts(x)])
+
+
+def voxel_scales(
+    volumes: Volumes, corrected: Callable[[FloatArray], FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of each voxel over rows, read in blocks that processes share out."""
+    total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
+    for _, rows in blocks(volumes):
+        values = corrected(rows)
+        total += values.sum(axis=0)
+        squares += (values**2).sum(axis=0)
+    mean = distributed.summed(total) / len(volumes)
+    variance = distributed.summed(squares) / len(volumes) - mean**2
+    return mean, np.sqrt(np.maximum(variance, 0.0))
+
+
+def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]:
+    """Return settings, hashes of the data, and versions: a checkpoint is resumed with the same."""
+    # Numbers as they are trained on, and the scales that brought them there.
+    hashed = {
+        "X": [*_hashable(data.x), estimator.feature_mean_, estimator.feature_scale_],
+        "y": [data.y, getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)],
+        "site": [data.site, estimator.sites_],
+        "covariates": [data.c, estimator.covariates_],
+    }
+    settings = {k: _plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
+    return {
+        "settings": {"estimator": type(estimator).__name__, **settings},
+        "data": {name: _hash(values) for name, values in hashed.items()},
+        "software": {"equipool": __version__, "torch": torch.__version__},
+    }
+
+
+def _hashable(x: Rows) -> list[Any]:
+    """Return a table, or hashes of volumes as they are read."""
+    if isinstance(x, Tensor):
+        return [x]
+    starts = range(0, len(x), BLOCK)
+    return [x.volumes.mask, *(_hash([x.volumes.read(slice(start, start + BLOCK))]) for start in starts)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as JSON can hold it: a module by its form and a hash of its first weights."""
+    if isinstance(value, nn.Module):
+        return f"{value!r} {_hash(list(value.state_dict().values()))}"
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return plain if isinstance(plain, bool | int | float | str | list | None) else repr(plain)
+
+
+def _hash(values: list[Any]) -> str:
+    plain = [np.ascontiguousarray(v) if isinstance(v, Tensor | np.ndarray) else v for v in values]
+    return str(joblib.hash(plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +236,7 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     encoder: EncoderKind = "auto"
     decoder: nn.Module | None = None
     hidden: int = 64
+    reconstruction: float = 0.02
     front: Front = None
     task: Task | None = None
     steps: int = 1500
@@ -95,7 +244,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     patience: int = 8
-    validation_fraction: float = 0.15
     checkpoint: str | Path | None = None
     verbose: bool = False
     random_state: int | None = None
@@ -141,7 +289,7 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         fitted, held = self._split(data)
         with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
             folder = None if self.checkpoint is None else Path(self.checkpoint)
-            self._checkpoints = None if folder is None else Checkpoints(folder, manifest_of(self, data))
+            self._checkpoints = folder and Checkpoints(folder, manifest_of(self, data))
             self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
@@ -207,13 +355,8 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if self.front_ is not None and self.front_.n_features_in_ != self.n_features_in_:
             raise ValueError("the front")
 
-    # -- for subclasses ------------------------------------------------------------------------------------
-
-    def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
-        raise NotImplementedError
-
-    def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
-        raise NotImplementedError
+    _fit_networks: ClassVar[Callable[..., nn.Module]]
+    _build: ClassVar[Callable[..., nn.Module]]
 
     def _new_network(self) -> nn.Module:
         """Return the network of this fit before it is trained, in the precision of its use."""
@@ -254,17 +397,19 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     @torch.no_grad()
     def _mean_loss(self, terms: Callable[[TrainingData], dict[str, Tensor]], data: TrainingData) -> float:
         """Return the mean of the sum of terms over rows."""
-        total = 0.0
-        for part in data.batches(self._schedule(len(data.x))[0]):
-            with distributed.sharded(len(part.x)):
-                losses = terms(part.ready())
-            total += len(part.x) / len(data.x) * sum(term.item() for term in losses.values())
+        total, n = 0.0, len(data.x)
+        size = n if isinstance(data.x, Tensor) else self._schedule(n)[0]  # volumes are read in batches
+        for rows in torch.arange(n).split(size):
+            with distributed.sharded(len(rows)):
+                losses = terms(data.rows(rows).ready())
+            total += len(rows) / n * sum(term.item() for term in losses.values())
         return total
 
-    @property
-    def _voxel_share(self) -> float:
-        """The weight of a voxel in the reconstruction, relative to a feature of a table."""
-        return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+    def _reconstruction(self, x: Tensor, rebuilt: Tensor) -> Tensor:
+        """Return the reconstruction's term, a voxel weighted so that a volume is like a table."""
+        share = 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+        mean = distributed.average(reconstruction_loss(x, rebuilt), len(x))
+        return share * self.reconstruction * mean
 
     def _n_outputs(self) -> int:
         """How many numbers the predictor gives: one a class, one for a number, none without a target."""
@@ -279,8 +424,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _release(self, code: Tensor, x: Rows) -> Tensor:
         """Return the code as it leaves the estimator; unchanged by default."""
         return code
-
-    # -- inside --------------------------------------------------------------------------------------------
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
         """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
@@ -371,12 +514,14 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return np.asarray(self.front_.transform(features), dtype=np.float64)
 
     def _standardised(self, features: FloatArray | Volumes) -> Rows:
+        def standardised(rows: FloatArray) -> Tensor:
+            # What never varied at fit has no trained weights; it must not move a code afterwards.
+            values = np.where(self.feature_varies_, (rows - self.feature_mean_) / self.feature_scale_, 0.0)
+            return torch.from_numpy(values.astype(np.float32))
+
         if isinstance(features, Volumes):
-            scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
-            return ScaledVolumes(features, *scales, self.front_)
-        # What never varied at fit has no trained weights; it must not move a code afterwards.
-        rows = np.where(self.feature_varies_, (features - self.feature_mean_) / self.feature_scale_, 0.0)
-        return torch.from_numpy(rows.astype(np.float32))
+            return ScaledVolumes(features, lambda rows: standardised(without_site(self.front_, rows)))
+        return standardised(features)
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
         """Return checked features as the input of the network."""
@@ -384,12 +529,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
-        if not 0 < self.validation_fraction < 1:
-            raise InputError(f"validation_fraction must lie between 0 and 1. Got {self.validation_fraction}.")
         labels, numbers = [data.site.numpy()], []
         if data.y is not None:
             (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
-        held = systematic(labels, numbers, self.validation_fraction, seed_for(self._seed, "split"))
+        held = systematic(labels, numbers, HELD_OUT, seed_for(self._seed, "split"))
         if held.all() or not held.any():
             held = np.arange(len(held)) < min(len(held) - 1, 1)
         return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

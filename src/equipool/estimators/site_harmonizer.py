@@ -14,7 +14,7 @@ from sklearn.base import OneToOneFeatureMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
+from equipool.checks import Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.checks.inputs import parse_covariates, parse_labels
@@ -137,8 +137,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         "them as they are."
     )
 
-    # -- fit -----------------------------------------------------------------------------------------------
-
     def fit(
         self,
         X: Any,
@@ -175,42 +173,32 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         encoding = encode(frame)
         features = X.loc[rows] if hasattr(X, "columns") else x
         inputs = inputs_of(features, rows, site=site, covariates=encoding.apart(frame), y=y)
-        self._check(inputs)
+        self._require_settings()
         nothing = "there is nothing to harmonize"
         check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
         who = None if subject is None else participants(subject, rows)
-        design = self._design(inputs, inputs.covariates, who)
+        design, _ = (
+            self._design(inputs, inputs.covariates, who),
+            self._reference,
+        )  # it must be among the sites
         self._standardise(x, design.weight)
         self._support = support(inputs, design.site)
         z = self._standardised(self._filled_at_fit(x, design))
-        self.model_ = fit_site_model(
-            z,
-            design,
-            shrinkage=self.mixing,
-            warp=None if self.bending is None else bool(self.bending),
-            coupling=None if self.network is None else bool(self.network),
-            seed=self._seed,
-        )
+        more = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
+        self.model_ = fit_site_model(z, design, **more, seed=self._seed)
         self.covariate_readers_ = self._regressions(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
-    def _check(self, inputs: Inputs) -> None:
-        """Refuse settings that cannot be used, and a reference that is not among the sites."""
+    def _require_settings(self) -> None:
+        """Refuse settings that mean nothing."""
         self._require_choices(missing=("error", "impute"))
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name in ("bending", "network"):
             if not isinstance(getattr(self, name), bool | np.bool_ | None):
                 raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
-        names, reference = sorted(set(inputs.site.astype(str))), str(parse_labels([self.reference_site])[0])
-        # 2 and 2.0 are the same site.
-        if self.reference_site is not None and not {reference, f"{reference}.0"} & set(names):
-            raise InputError(
-                f"The reference site {self.reference_site!r} is not among the sites; there are "
-                f"{listed(names, shown=8)}."
-            )
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -266,8 +254,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             for values in (z, z - self.model_.effects[0][design.site])
         )
         return np.stack([np.vstack([np.atleast_2d(fit.coef_).T, fit.intercept_]) for fit in fits])
-
-    # -- transform -----------------------------------------------------------------------------------------
 
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
         """Return X without site effects, in the same columns and units; a frame for a frame.
@@ -345,8 +331,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             "coupling": composition["coupling"].share,
         }
 
-    # -- inside --------------------------------------------------------------------------------------------
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.missing == "impute"
@@ -357,7 +341,13 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         """The index of the reference site, −1 without one."""
         if self.reference_site is None:
             return -1
-        return int(self._site_index(parse_labels([self.reference_site]))[0])
+        index = self._index.get(str(parse_labels([self.reference_site])[0]))
+        if index is None:
+            raise InputError(
+                f"The reference site {self.reference_site!r} is not among the sites; there are "
+                f"{listed(self.sites_, shown=8)}."
+            )
+        return index
 
     def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
         """Return X as an array; values of new rows that cannot be used are refused."""
@@ -432,10 +422,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             result += posterior[:, [s]] * self._at_reference(values, c, predicted)
         return result
 
-    def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:
+    def _posterior(self, z: FloatArray, c: FloatArray) -> Any:
         score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
-        posterior: FloatArray = softmax(score, axis=1)
-        return posterior
+        return softmax(score, axis=1)
 
 
 def _like(X: Any, values: FloatArray) -> Any:

@@ -17,7 +17,7 @@ from equipool.data import Volumes
 from equipool.data.bids import write_description
 from equipool.data.tables import image_paths
 from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
-from equipool.estimators.training_data import as_volumes
+from equipool.estimators.harmonizer import as_volumes
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, read_json, write_json
 from equipool.progress import say
