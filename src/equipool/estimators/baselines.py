@@ -72,7 +72,7 @@ class NaivePooler(PoolingEstimator):
     invariance: float = 1.0
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
-        several = whole.n_sites > 1
+        several = len(self.sites_) > 1
         with seeded(self._seed, type(self).__name__) as generator:
             network = self._build(whole.x.shape[1], whole.c.shape[1], self._n_outputs())
             self.dropped_ = 0.0
@@ -132,7 +132,7 @@ class CAIPooler(NaivePooler):
     """
 
     def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
-        adversary = Adversary(self.n_latent, data.site, data.n_sites)
+        adversary = Adversary(self.n_latent, data.site, len(self.sites_))
         beside: list[Trained] = [(adversary.network, adversary.optimiser)]
         return lambda code, batch, rows: adversary.play(code, batch.site), beside
 

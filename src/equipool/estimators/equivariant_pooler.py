@@ -67,12 +67,12 @@ class StageOne(nn.Module):
 
         With few participants, gradient descent on equation (4) overfits before it gets there.
         """
-        if self.tau.action.basis is not None or not isinstance(self.encoder, nn.Sequential):
+        if self.tau.action.basis is not None:
             return
         from sklearn.linear_model import RidgeCV
 
-        components, linear = self.encoder
-        assert isinstance(linear, nn.Linear)
+        encoder: Any = self.encoder
+        components, linear = encoder
         planes = list(self.tau.planes)
         phase = (c.double() @ self.tau.action.frequencies[planes].double().mT).numpy()
         wanted = np.stack([np.cos(phase), np.sin(phase)], axis=-1).reshape(len(phase), -1)
@@ -310,7 +310,7 @@ class EquivariantPooler(PoolingEstimator):
 
     def _fit_stage_two(self, one: StageOne, data: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
-            two, n_sites = self._build_stage_two(one, self._n_outputs()), data.n_sites
+            two, n_sites = self._build_stage_two(one, self._n_outputs()), len(self.sites_)
             opposed = self.adversary and n_sites > 1
             adversary = Adversary(self.n_latent, data.site, n_sites) if opposed else None
             both = nn.ModuleList([one, two]).to(distributed.device())
@@ -365,11 +365,9 @@ class EquivariantPooler(PoolingEstimator):
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
         """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
-        check_is_fitted(self, "network_")
         latent = through(self.network_.one.latent, self._scaled(self._features(X)))
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
-        columns = [covariate.unscaled(predicted[:, k]) for k, covariate in enumerate(self.covariates_)]
-        return np.column_stack(columns) if columns else np.empty((len(predicted), 0))
+        return predicted * [one.scale for one in self.covariates_] + [one.centre for one in self.covariates_]
 
     @torch.no_grad()
     def transport(self, X: Any, to: Any, *, covariates: Any = None) -> Any:
@@ -395,8 +393,12 @@ class EquivariantPooler(PoolingEstimator):
         wanted = np.asarray(to, dtype=object)
         if wanted.ndim < 2 and wanted.size == width:
             wanted = np.broadcast_to(wanted.reshape(1, -1), (rows, width))
-        goal = self._given(to if hasattr(to, "columns") else wanted, rows)
-        source = one.tau.covariate(latent) if covariates is None else self._given(covariates, rows)
+
+        def given(values: Any) -> Tensor:
+            return torch.from_numpy(given_covariates(values, self.covariates_, rows).astype(np.float32))
+
+        goal = given(to if hasattr(to, "columns") else wanted)
+        source = one.tau.covariate(latent) if covariates is None else given(covariates)
         moved = one.tau.action.transport(latent, source, goal)
         change: FloatArray = (one.decoder(moved) - one.decoder(latent)).numpy()
         change = change * np.where(self.feature_varies_, self.feature_scale_, 0.0)
@@ -406,6 +408,3 @@ class EquivariantPooler(PoolingEstimator):
         unchanged = with_site(self.front_, np.zeros_like(change), volumes)
         change = with_site(self.front_, change, volumes) - unchanged
         return features.with_values(np.where(volumes == 0, 0.0, volumes + change))
-
-    def _given(self, covariates: Any, rows: int) -> Tensor:
-        return torch.from_numpy(given_covariates(covariates, self.covariates_, rows).astype(np.float32))

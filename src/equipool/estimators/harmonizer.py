@@ -43,7 +43,6 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     model_: Any = field(init=False)
 
     _learned: ClassVar[type]
-    _advice: ClassVar[str]  # what to do with a site that was not in the data of the fit
     save = save
 
     def fit_transform(
@@ -63,9 +62,7 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             if getattr(self, name) not in values:
                 raise InputError(f"{name} must be one of {', '.join(values)}. Got {getattr(self, name)!r}.")
 
-    def _design(
-        self, inputs: Inputs, covariates: FloatArray, participant: NDArray[Any] | None = None
-    ) -> Design:
+    def _design(self, inputs: Inputs, covariates: FloatArray, participant: Any = None) -> Design:
         """Learn the sites, and return the design; without participants, each row is one."""
         self.sites_, site = np.unique(inputs.site.astype(str), return_inverse=True)
         who = np.arange(inputs.n_rows) if participant is None else participant
@@ -94,7 +91,8 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if unseen and self.unseen_site == "error":
             raise InputError(
                 f"Site {unseen[0]!r} was not seen at fit; there were {listed(self.sites_, shown=8)}. "
-                f"{self._advice}"
+                'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its participants, or '
+                '"pooled" to leave them as they are.'
             )
         return np.array([index.get(str(label), -1) for label in labels], dtype=np.intp)
 
@@ -211,9 +209,7 @@ def _least_of_others(values: FloatArray) -> FloatArray:
     return np.where(values == first, second, first)
 
 
-def as_volumes(
-    X: Any, mask: NDArray[np.bool_] | None = None, affine: FloatArray | None = None
-) -> Volumes | None:
+def as_volumes(X: Any, mask: Any = None, affine: Any = None) -> Volumes | None:
     """Return volumes if X is volumes, paths of images or a pool of images; ``None`` if it is a table.
 
     Given the mask and the affine of a fitted estimator, files are read with that mask, and volumes on another
@@ -246,24 +242,21 @@ def _paths_of(X: Any, mask: Any) -> list[Any]:
         return list(X.images)
     X = [X] if isinstance(X, str | Path) else X
     # A frame is no list of paths, although it iterates over names.
-    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and all(isinstance(x, str | Path) for x in X)
-    return list(X) if listed else []
+    listed = hasattr(X, "__len__") and not hasattr(X, "columns") and len(X) > 0
+    return list(X) if listed and all(isinstance(x, str | Path) for x in X) else []
 
 
 def _require_grid(shape: tuple[int, ...], place: FloatArray, mask: Any, affine: Any) -> None:
+    def grid(shape: tuple[int, ...], affine: FloatArray) -> str:
+        size, corner = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+        voxels = f"{' × '.join(map(str, shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm"
+        return f"{voxels} from ({', '.join(f'{c:.4g}' for c in corner)})"
+
     if shape != mask.shape or np.abs(place - affine).max() > 1e-3:
         raise InputError(
-            f"The estimator was fitted on a grid of {_grid(mask.shape, affine)}; these volumes have "
-            f"{_grid(shape, place)}. Resample them to the grid of the training images."
+            f"The estimator was fitted on a grid of {grid(mask.shape, affine)}; these volumes have "
+            f"{grid(shape, place)}. Resample them to the grid of the training images."
         )
-
-
-def _grid(shape: tuple[int, ...], affine: FloatArray) -> str:
-    size, corner = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
-    return (
-        f"{' × '.join(map(str, shape))} voxels of {' × '.join(f'{s:.3g}' for s in size)} mm from "
-        f"({', '.join(f'{c:.4g}' for c in corner)})"
-    )
 
 
 def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:
@@ -274,5 +267,7 @@ def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:
 def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:
     """Return covariates that are given after fit, one row for each of so many, as scaled at fit."""
     names = tuple(one.name for one in covariates)
-    frame = covariate_frame(values, rows, names=names)
+    if names and values is None:
+        raise InputError(f"This estimator keeps {listed(names)}; give covariates to transform, as to fit.")
+    frame = covariate_frame(values if names else None, rows, names=names)
     return scaled(parse_covariates(frame, names, [one.levels for one in covariates]), covariates)

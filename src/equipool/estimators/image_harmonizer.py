@@ -11,7 +11,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from equipool.checks import check_for_fit
 from equipool.checks.errors import warn_of_small_sites
-from equipool.checks.findings import listed
 from equipool.data.covariates import Covariate, covariate_frame, covariates_of
 from equipool.data.volumes import Volumes
 from equipool.estimators.harmonizer import (
@@ -75,10 +74,6 @@ class ImageHarmonizer(Harmonizer):
     """
 
     _learned: ClassVar[type] = Learned
-    _advice: ClassVar[str] = (
-        'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its volumes, or "pooled" to leave '
-        "them as they are."
-    )
 
     def fit(
         self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
@@ -121,7 +116,8 @@ class ImageHarmonizer(Harmonizer):
         check_is_fitted(self, "model_")
         volumes = _volumes(X, self.mask_, self.affine_mm_)
         self._require_choices()
-        labels, c = given_sites(site, len(volumes)), self._covariates(covariates, len(volumes))
+        labels = given_sites(site, len(volumes))
+        c = given_covariates(covariates, self.covariates_, len(volumes))
         box, clean = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32)
 
         def add(model: VolumeModel, rows: NDArray[np.bool_]) -> VolumeModel:
@@ -134,14 +130,6 @@ class ImageHarmonizer(Harmonizer):
             if len(known):
                 clean[known] = model.undo(clean[known], c[known], index[known], box)
         return volumes.with_values(clean)
-
-    def _covariates(self, covariates: Any, rows: int) -> FloatArray:
-        if not self.covariates_:
-            return np.empty((rows, 0))
-        if covariates is None:
-            names = listed([covariate.name for covariate in self.covariates_])
-            raise InputError(f"This harmonizer keeps {names}; give covariates to transform, as to fit.")
-        return given_covariates(covariates, self.covariates_, rows)
 
 
 def _volumes(X: Any, *grid: Any) -> Volumes:

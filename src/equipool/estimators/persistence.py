@@ -40,6 +40,7 @@ from equipool.files import write_whole
 from equipool.version import __version__
 
 SCHEMA = 2
+STORED = ("estimator", "settings", "learned")
 SHARED = ("sites", "inputs", "features")
 LARGEST, SMALLEST = 1e100, 1e-100  # of numbers, and of those that must be positive
 MODULE = "module"  # what settings hold in place of a torch module, whose code is not saved
@@ -114,9 +115,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     modules = {name: module for name, module in modules.items() if module is not None}
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
-        estimator = model.read_estimator(
-            {name: facts.get(name) for name in ("estimator", "settings", "learned")}
-        )
+        estimator = model.read_estimator({name: facts.get(name) for name in STORED})
         _require(not model.arrays, f"the array {next(iter(model.arrays), '')}")
     except (*ODD, SafetensorError) as error:
         if modules:
@@ -228,7 +227,7 @@ class Stored:
         """Return an estimator, fitted if what it learned is there."""
         where = path or "the model"
         fitted = isinstance(stored, dict) and "learned" in stored
-        _require_keys(stored, ["estimator", "settings", "learned"][: 2 + fitted], where)
+        _require_keys(stored, STORED[: 2 + fitted], where)
         kind = self.kinds.get(str(stored["estimator"]))
         if kind is None:
             raise DamagedError(f"there is no estimator {stored['estimator']!r}")

@@ -113,11 +113,6 @@ class TrainingData:
     site: Tensor
     c: Tensor
 
-    @property
-    def n_sites(self) -> int:
-        """Number of sites."""
-        return int(self.site.max()) + 1
-
     def rows(self, index: Tensor) -> TrainingData:
         """Select rows; volumes are not read yet."""
         y = None if self.y is None else self.y[index]
@@ -166,40 +161,35 @@ def voxel_scales(
 
 def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]:
     """Return settings, hashes of the data, and versions: a checkpoint is resumed with the same."""
+
+    def hash_of(*values: Any) -> str:
+        plain = [np.ascontiguousarray(v) if isinstance(v, Tensor | np.ndarray) else v for v in values]
+        return str(joblib.hash(plain))
+
+    def plain(value: Any) -> Any:
+        """Return a parameter as JSON can hold it: a module by its form and a hash of its first weights."""
+        if isinstance(value, nn.Module):
+            return f"{value!r} {hash_of(*value.state_dict().values())}"
+        value = value.tolist() if hasattr(value, "tolist") else value
+        return value if isinstance(value, bool | int | float | str | list | None) else repr(value)
+
+    x: list[Any] = [data.x]
+    if isinstance(data.x, ScaledVolumes):
+        volumes, starts = data.x.volumes, range(0, len(data.x), BLOCK)
+        x = [volumes.mask, *(hash_of(volumes.read(slice(start, start + BLOCK))) for start in starts)]
     # Numbers as they are trained on, and the scales that brought them there.
     hashed = {
-        "X": [*_hashable(data.x), estimator.feature_mean_, estimator.feature_scale_],
+        "X": [*x, estimator.feature_mean_, estimator.feature_scale_],
         "y": [data.y, getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)],
         "site": [data.site, estimator.sites_],
         "covariates": [data.c, estimator.covariates_],
     }
-    settings = {k: _plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
+    settings = {k: plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
     return {
         "settings": {"estimator": type(estimator).__name__, **settings},
-        "data": {name: _hash(values) for name, values in hashed.items()},
+        "data": {name: hash_of(*values) for name, values in hashed.items()},
         "software": {"equipool": __version__, "torch": torch.__version__},
     }
-
-
-def _hashable(x: Rows) -> list[Any]:
-    """Return a table, or hashes of volumes as they are read."""
-    if isinstance(x, Tensor):
-        return [x]
-    starts = range(0, len(x), BLOCK)
-    return [x.volumes.mask, *(_hash([x.volumes.read(slice(start, start + BLOCK))]) for start in starts)]
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter as JSON can hold it: a module by its form and a hash of its first weights."""
-    if isinstance(value, nn.Module):
-        return f"{value!r} {_hash(list(value.state_dict().values()))}"
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    return plain if isinstance(plain, bool | int | float | str | list | None) else repr(plain)
-
-
-def _hash(values: list[Any]) -> str:
-    plain = [np.ascontiguousarray(v) if isinstance(v, Tensor | np.ndarray) else v for v in values]
-    return str(joblib.hash(plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +292,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     @torch.no_grad()
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
-        check_is_fitted(self, "network_")
         return through(self.network_.tau, self._scaled(self._features(X))).double().numpy()
 
     @torch.no_grad()
@@ -312,7 +301,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         The noise of a release channel is left out. Voxels of 0 stay 0. Behind a front, a table is
         reconstructed without its site.
         """
-        check_is_fitted(self, "network_")
         features = self._features(X)
         values = through(self.network_.rebuilt, self._scaled(features)).numpy() * self.feature_scale_
         values += self.feature_mean_
@@ -425,8 +413,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Return the code as it leaves the estimator; unchanged by default."""
         return code
 
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
+    def _features(self, X: Any, *, reset: bool = False) -> Any:
         """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
+        if not reset:
+            check_is_fitted(self, "network_")
         volumes = as_volumes(X, self.mask_, self.affine_mm_)
         if volumes is not None:
             if reset:
@@ -438,10 +428,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         if self.mask_ is not None:
             raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
         refuse_text(X)
-        table: FloatArray = validate_data(
+        return validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
-        return table
 
     def _require_widths(self) -> None:
         for name in ("n_latent", "hidden"):
@@ -480,10 +469,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Learn scales and levels, and return the pool as tensors."""
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
         self.covariates_ = covariates_of(inputs)
-        features = self._without_site(features)
-        if isinstance(features, Volumes):
+        if isinstance(features, Volumes):  # the site is taken out when they are read
             self.feature_mean_, deviation = voxel_scales(features, partial(without_site, self.front_))
         else:
+            features = features if self.front_ is None else self.front_.transform(features)
             self.feature_mean_, deviation = features.mean(axis=0), features.std(axis=0)
         # Features that never vary (up to rounding) pass through with the scale 1.
         self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
@@ -507,12 +496,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.target_scale_ = float(values.mean()), float(values.std()) or 1.0
         return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
 
-    def _without_site(self, features: FloatArray | Volumes) -> FloatArray | Volumes:
-        """Return a table behind the front; volumes pass it when they are read."""
-        if self.front_ is None or isinstance(features, Volumes):
-            return features
-        return np.asarray(self.front_.transform(features), dtype=np.float64)
-
     def _standardised(self, features: FloatArray | Volumes) -> Rows:
         def standardised(rows: FloatArray) -> Tensor:
             # What never varied at fit has no trained weights; it must not move a code afterwards.
@@ -525,7 +508,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
         """Return checked features as the input of the network."""
-        return self._standardised(self._without_site(features))
+        if self.front_ is not None and not isinstance(features, Volumes):
+            features = self.front_.transform(features)
+        return self._standardised(features)
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
@@ -539,7 +524,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     @torch.no_grad()
     def _codes(self, X: Any) -> Tensor:
-        check_is_fitted(self, "network_")
         x = self._scaled(self._features(X))
         return self._release(through(self.network_.code, x), x)
 
@@ -547,7 +531,5 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _output(self, X: Any) -> Any:
         code = self._codes(X)
         if self.task_ is None:
-            raise InputError(
-                "This estimator was fitted without a target, so it cannot predict; fit it with y."
-            )
+            raise InputError("This estimator was fitted without a target; to predict, fit it with y.")
         return self.network_.predictor(code)

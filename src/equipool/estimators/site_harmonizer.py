@@ -132,10 +132,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     network: bool | None = None
 
     _learned: ClassVar[type] = Learned
-    _advice: ClassVar[str] = (
-        'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its rows, or "pooled" to leave '
-        "them as they are."
-    )
 
     def fit(
         self,
@@ -349,23 +345,21 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             )
         return index
 
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+    def _features(self, X: Any, *, reset: bool = False) -> Any:
         """Return X as an array; values of new rows that cannot be used are refused."""
         refuse_text(X)
-        x: FloatArray = validate_data(
+        x = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1 + reset
         )
         bad = np.isinf(x) if self.missing == "impute" else ~np.isfinite(x)
-        if reset or not bad.any():  # at fit all inputs are checked together
-            return x
-        row, column = (int(place) for place in np.argwhere(bad)[0])
-        name = str(self.get_feature_names_out()[column])
-        if np.isinf(x[row, column]):
-            raise InputError(f"Column {name!r} is infinite (inf) in row {row + 1}; correct it.")
-        raise InputError(
-            f"Column {name!r} has no value (NaN) in row {row + 1}; fill it in, leave the row out, or "
-            'fit with missing="impute" (harmonize --missing impute).'
-        )
+        for row, column in [] if reset else np.argwhere(bad):  # at fit all inputs are checked together
+            what, remedy = "is infinite (inf)", "correct it"
+            if np.isnan(x[row, column]):
+                what, remedy = "has no value (NaN)", "fill it in, leave the row out, or fit with "
+                remedy += 'missing="impute" (harmonize --missing impute)'
+            name = str(self.get_feature_names_out()[column])
+            raise InputError(f"Column {name!r} {what} in row {row + 1}; {remedy}.")
+        return x
 
     def _standardised(self, x: FloatArray) -> FloatArray:
         z: FloatArray = x[:, self.harmonized_]
