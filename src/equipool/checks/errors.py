@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from equipool.checks.findings import Finding, error, listed, plural, raise_first
 from equipool.checks.inputs import Inputs
 from equipool.exceptions import EquipoolWarning, InputError
 
-Missing = Literal["error", "impute"]
+Missing = Literal["keep", "error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
 COLLINEAR = 1 - 1e-9  # correlation
@@ -72,8 +72,8 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
     With ``pooled=False`` only the cells are checked: new rows, perhaps one, need no second site and no
     variation.
     """
-    if missing not in ("error", "impute"):
-        raise InputError(f"missing must be 'error' or 'impute'. Got {missing!r}.")
+    if missing not in get_args(Missing):
+        raise InputError(f"missing must be {' or '.join(map(repr, get_args(Missing)))}. Got {missing!r}.")
     if inputs.n_rows == 0:
         return [error("empty-table", "The table has no rows; give at least two sites with participants.")]
     findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]

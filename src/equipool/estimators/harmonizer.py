@@ -120,9 +120,14 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 def given_sites(site: Any, rows: int) -> NDArray[Any]:
     """Return the label of each row's site."""
+    if site is None:
+        raise InputError(
+            "The site of each row is needed: pass site=, or name its column in X with site_column=. To have it "
+            "estimated from the features, set infer=True (--infer)."
+        )
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
-    remedy = "fill it in, or leave site out (--site none) to have it inferred"
+    remedy = "fill it in, or leave site out and have it inferred (infer=True, --infer)"
     return _labels("site", site, rows, remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, ClassVar
@@ -29,10 +30,10 @@ from equipool.estimators.harmonizer import (
     support,
 )
 from equipool.exceptions import InputError
-from equipool.randomness import seed_for
+from equipool.randomness import row_noise
 from equipool.sites.design import Design, find_point_masses, winsorised
 from equipool.sites.effect import array as declared
-from equipool.sites.shift_scale import TURNS
+from equipool.sites.missing import completed, pooled_precision
 from equipool.sites.table_model import SiteModel, fit_site_model
 
 FloatArray = NDArray[np.float64]
@@ -58,6 +59,8 @@ class Learned:
     feature_mean_: FloatArray = declared("inputs")
     feature_scale_: FloatArray = declared("inputs", positive=True)
     covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
+    floor_: FloatArray = declared("inputs")
+    imputation_: FloatArray = declared("imputed", "imputed")
     _support: FloatArray = declared("covariates", "sites", "4")
 
 
@@ -79,7 +82,17 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     reference_site
         Bring all rows to this site instead of to the pool; its rows stay as they are.
     missing
-        ``"error"``, or ``"impute"``: fill missing features with their prediction from site and covariates.
+        ``"keep"``: cells that were not measured say nothing at fit and stay empty, the rest of their row is
+        harmonized; ``"error"``; ``"impute"``: as ``"keep"``, and then they are drawn given the measured
+        features of their row, without site, covariates or target (:mod:`equipool.sites.missing`).
+    keep_target
+        Whether the target given to ``fit`` is allowed for when site effects are estimated, if held-out
+        participants have a higher likelihood with it. By default a target is not looked at.
+    infer
+        Whether ``transform`` may estimate a site or covariates that it is not given. By default it raises.
+    site_column, covariate_columns, subject_column
+        Columns of a data frame X that hold these, instead of the arguments of ``fit`` and ``transform``: so
+        cross-validation passes on those of the test participants, with any scorer. They are taken out of X.
     mixing
         Shrinkage k of the sites' covariances towards the pool's, in equivalent participants: larger removes
         less. ``None``: chosen; ``numpy.inf``: covariances are not changed, as in ComBat. See
@@ -126,7 +139,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     """
 
     reference_site: str | None = None
-    missing: Missing = "error"
+    missing: Missing = "keep"
+    keep_target: bool = False
+    infer: bool = False
+    site_column: str | None = None
+    covariate_columns: Sequence[str] | None = None
+    subject_column: str | None = None
     mixing: float | None = None
     bending: bool | None = None
     network: bool | None = None
@@ -150,8 +168,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         X
             Features (rows, features).
         y
-            A target in which sites may differ, adjusted for when site effects are estimated; never needed by
-            ``transform``.
+            A target in which sites may differ; looked at with ``keep_target`` alone, never by ``transform``.
         site
             The site of each row; without it, a warning: there is one site, and nothing to remove.
         covariates
@@ -162,6 +179,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         fit_on
             A mask of the rows to estimate from, such as the controls; all rows can be transformed.
         """
+        X, given = self._apart(X, site=site, covariates=covariates, subject=subject)
+        site, covariates, subject = given.values()
+        y = y if self.keep_target else None
         x = self._features(X, reset=True)
         frame = covariate_frame(covariates, len(x))
         rows = learned_from(fit_on, len(x))
@@ -180,21 +200,29 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         )  # it must be among the sites
         self._standardise(x, design.weight)
         self._support = support(inputs, design.site)
-        z = self._standardised(self._filled_at_fit(x, design))
+        z = self._standardised(x)
         more = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
         self.model_ = fit_site_model(z, design, **more, seed=self._seed)
-        self.covariate_readers_ = self._regressions(z, design)
+        self.covariate_readers_ = self._regressions(np.nan_to_num(z), design)
+        least = np.nanmin(x, axis=0)
+        self.floor_ = np.where(least > 0, least / 2, 0.0)
+        self.imputation_ = np.empty((0, 0))
+        if self.missing == "impute":
+            clean = self.model_.undo(z, self.model_.at(design.covariates, design.site))
+            self.imputation_ = pooled_precision(clean, design.weight)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
 
     def _require_settings(self) -> None:
         """Refuse settings that mean nothing."""
-        self._require_choices(missing=("error", "impute"))
+        self._require_choices(missing=("keep", "error", "impute"))
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
-        for name in ("bending", "network"):
-            if not isinstance(getattr(self, name), bool | np.bool_ | None):
-                raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
+        for name in ("bending", "network", "keep_target", "infer"):
+            allowed = (True, False, None) if name in ("bending", "network") else (True, False)
+            if getattr(self, name) not in allowed:
+                text = f"{name} must be {listed(list(map(str, allowed)))}. Got {getattr(self, name)!r}."
+                raise InputError(text)
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -219,24 +247,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         self.feature_mean_ = mean
         self.feature_scale_ = np.where(self.harmonized_, deviation, 1.0)
 
-    def _filled_at_fit(self, x: FloatArray, design: Design) -> FloatArray:
-        """Return the features, missing cells filled with their prediction and another row's residual."""
-        empty = np.isnan(x)
-        if not empty.any():
-            return x
-        rng = np.random.default_rng(seed_for(self._seed, "imputation"))
-        filled, holes = np.where(empty, self.feature_mean_, x), empty[:, self.harmonized_]
-        for _ in range(TURNS):
-            z = self._standardised(filled)
-            model = fit_site_model(z, design, shrinkage=np.inf, curvature=1.0, warp=False, coupling=False)
-            at = model.at(design.covariates, design.site)
-            predicted = model.redo(at.predicted, at)
-            deviation = np.sqrt(model.composition["shift and scale"].variance)
-            residuals = np.where(holes, np.nan, winsorised(z - predicted, deviation))
-            # With another participant's residual, or a site with many holes would seem to vary less.
-            filled = self._with_cells(x, predicted + np.where(holes, _drawn(residuals, rng), 0.0))
-        return filled
-
     def _regressions(self, z: FloatArray, design: Design) -> FloatArray:
         """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
 
@@ -254,42 +264,47 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
         """Return X without site effects, in the same columns and units; a frame for a frame.
 
-        Without ``site``, each row is harmonized for every site, and the results are averaged with the sites'
-        posterior probabilities. Without ``covariates``, they are predicted from the features. Both cost
-        precision, see docs/harmonizer.md.
+        With ``infer``, a site or covariates may be missing: without ``site``, each row is harmonized for
+        every site, and the results are averaged with the sites' posterior probabilities; without
+        ``covariates``, they are predicted from the features. Both cost precision, see docs/harmonizer.md.
         """
         check_is_fitted(self, "model_")
-        measured = self._features(X)
-        if len(self.sites_) < 2:
-            return _like(X, self._filled(measured, None, covariates).copy())
-        labels = None if site is None else given_sites(site, len(measured))
-        index = None if labels is None else self._site_index(labels)
-        x, holes = self._filled(measured, index, covariates), np.isnan(measured)[:, self.harmonized_]
+        X, given = self._apart(X, site=site, covariates=covariates)
+        site, covariates = given.values()
+        x = self._features(X)
         z = self._standardised(x)
+        if len(self.sites_) < 2:
+            return _like(X, self._imputed(x, z))
+        labels, index = None, None
+        if site is not None or not self.infer:
+            labels = given_sites(site, len(x))
+            index = self._site_index(labels)
         c = self._covariates(covariates, z, index)
         predicted, unchanged = self.model_.trend(c), x == self.point_masses_
         if labels is None or index is None:
             harmonized = self._averaged_over_sites(z, c, predicted)
         else:
-            measured = np.where(holes, np.nan, z)
             model, index = self._with_new_sites(
-                labels, index, lambda model, rows: model.add_site(measured[rows], c[rows])
+                labels, index, lambda model, rows: model.add_site(z[rows], c[rows])
             )
             undone = model.undo(z, model.at(c, index, predicted))
             harmonized = self._at_reference(undone, c, predicted)
             unchanged |= ((index < 0) | (index == self._reference))[:, None]
-        if holes.any():  # cells that were not measured get the prediction of the covariates
-            harmonized = np.where(holes, self._at_reference(predicted, c, predicted), harmonized)
         result = x.copy()
         result[:, self.harmonized_] = self._in_units(harmonized)
+        # Below half of the least value of a positive feature, as an exponential that stays above 0.
+        low = (result < self.floor_) & (x > 0)
+        floor = np.broadcast_to(self.floor_, x.shape)[low]
+        result[low] = floor * np.exp((result[low] - floor) / floor)
         np.copyto(result, x, where=unchanged)
-        return _like(X, result)
+        return _like(X, self._imputed(result, harmonized))
 
     def infer_site(self, X: Any, *, covariates: Any = None) -> pd.DataFrame:
         """Return the probability of each site for each row, (rows, sites)."""
         check_is_fitted(self, "model_")
-        z = self._standardised(self._filled(self._features(X), None, covariates))
-        posterior = self._posterior(z, self._covariates(covariates, z, None))
+        X, given = self._apart(X, covariates=covariates)
+        z = self._standardised(self._features(X))
+        posterior = self._posterior(z, self._covariates(given["covariates"], z, None))
         index = X.index if isinstance(X, pd.DataFrame) else None
         return pd.DataFrame(posterior, columns=self.sites_, index=index)
 
@@ -329,7 +344,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "impute"
+        tags.input_tags.allow_nan = self.missing != "error"
         return tags
 
     @property
@@ -351,12 +366,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         x = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1 + reset
         )
-        bad = np.isinf(x) if self.missing == "impute" else ~np.isfinite(x)
+        bad = ~np.isfinite(x) if self.missing == "error" else np.isinf(x)
         for row, column in [] if reset else np.argwhere(bad):  # at fit all inputs are checked together
             what, remedy = "is infinite (inf)", "correct it"
             if np.isnan(x[row, column]):
                 what, remedy = "has no value (NaN)", "fill it in, leave the row out, or fit with "
-                remedy += 'missing="impute" (harmonize --missing impute)'
+                remedy += 'missing="keep" (harmonize --missing keep)'
             name = str(self.get_feature_names_out()[column])
             raise InputError(f"Column {name!r} {what} in row {row + 1}; {remedy}.")
         return x
@@ -372,36 +387,57 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         x += self.feature_mean_[self.harmonized_]
         return x
 
-    def _with_cells(self, x: FloatArray, z: FloatArray) -> FloatArray:
-        """Return x with missing cells as z has them; of features that are not harmonized, with the mean."""
-        guess = np.tile(self.feature_mean_, (len(x), 1))
-        guess[:, self.harmonized_] = self._in_units(z)
-        return np.where(np.isnan(x), guess, x)
+    def _imputed(self, x: FloatArray, z: FloatArray) -> FloatArray:
+        """Return x with missing cells drawn given the measured ones of their row, if that is asked for."""
+        empty = np.isnan(x)
+        if self.missing != "impute" or not empty.any():
+            return x
+        # The same draw whatever the batch, from what the row holds.
+        noise = row_noise(np.nan_to_num(z).astype(np.float32), z.shape[1], self._seed).astype(np.float64)
+        filled = np.tile(self.feature_mean_, (len(x), 1))
+        filled[:, self.harmonized_] = self._in_units(completed(z, self.imputation_, noise))
+        return np.where(empty, np.where(self.floor_ > 0, np.maximum(filled, self.floor_), filled), x)
 
     def _covariates(self, covariates: Any, z: FloatArray, index: IntArray | None) -> FloatArray:
         """Return covariates as numbers, (rows, K); where none are given, predicted from the features."""
         names, levels = self.encoding_.names, self.encoding_.levels
         if not names:
             return np.empty((len(z), 0))
+        if covariates is None and not self.infer:
+            raise InputError(
+                f"The covariates {listed(names)} are needed, as at fit: pass covariates=, or name their columns "
+                "in X with covariate_columns=. To have them estimated from the features, set infer=True "
+                "(--infer)."
+            )
         if covariates is not None:
             frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)
             return parse_covariates(self.encoding_.apart(frame), names, levels)
+        z = np.nan_to_num(z)
         coefficients = self.covariate_readers_[0 if index is None else 1]
         if index is not None:  # a site that was not in the data of the fit has no shift
             z = z - np.vstack([self.model_.effects[0], np.zeros(z.shape[1])])[index]
         return winsorised(z, 1.0) @ coefficients[:-1] + coefficients[-1]
 
-    def _filled(self, x: FloatArray, index: IntArray | None, covariates: Any) -> FloatArray:
-        """Return new rows with missing cells predicted from their site and covariates."""
-        empty = np.isnan(x)
-        if not empty.any():
-            return x
-        z = self._standardised(np.where(empty, self.feature_mean_, x))
-        c = self._covariates(covariates, z, index)
-        predicted = self.model_.trend(c)
-        if index is not None:
-            predicted = self.model_.redo(predicted, self.model_.at(c, index, predicted))
-        return self._with_cells(x, predicted)
+    def _apart(self, X: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
+        """Return X without the columns that hold site, covariates or subject, and these."""
+        columns = {
+            "site": self.site_column,
+            "covariates": None if self.covariate_columns is None else list(self.covariate_columns),
+            "subject": self.subject_column,
+        }
+        taken: list[Any] = []
+        for role, names in columns.items():
+            if names is None:
+                continue
+            if given.get(role) is not None:
+                raise InputError(f"{role} is given twice: as an argument, and as a column of X. Give one.")
+            names = [names] if isinstance(names, str) else names
+            taken += [name for name in names if hasattr(X, "columns") and name in X.columns]
+            if all(name in taken for name in names):
+                given |= {role: X[columns[role]]} if role in given else {}
+            elif not (self.infer and role != "subject") and role in given:
+                raise InputError(f"X has no column {listed(names)} for the {role}; give a data frame with it.")
+        return (X.drop(columns=taken) if taken else X), given
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
         """Return the pool's values as the reference site would have measured them, if there is one."""
@@ -426,13 +462,3 @@ def _like(X: Any, values: FloatArray) -> Any:
     if isinstance(X, pd.DataFrame):
         return pd.DataFrame(values, index=X.index, columns=X.columns)
     return values
-
-
-def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Return residuals drawn with replacement from those of the same feature that are not NaN."""
-    result = np.zeros_like(residuals)
-    for k, column in enumerate(residuals.T):
-        measured = column[~np.isnan(column)]
-        if len(measured):
-            result[:, k] = rng.choice(measured, len(column))
-    return result
