@@ -219,10 +219,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name in ("bending", "network", "keep_target", "infer"):
-            allowed = (True, False, None) if name in ("bending", "network") else (True, False)
-            if getattr(self, name) not in allowed:
-                text = f"{name} must be {listed(list(map(str, allowed)))}. Got {getattr(self, name)!r}."
-                raise InputError(text)
+            chosen = name in ("bending", "network")
+            if not isinstance(getattr(self, name), bool | np.bool_) and not (chosen and getattr(self, name) is None):
+                yes_no = "True, False or None" if chosen else "True or False"
+                raise InputError(f"{name} must be {yes_no}. Got {getattr(self, name)!r}.")
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -293,7 +293,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         result = x.copy()
         result[:, self.harmonized_] = self._in_units(harmonized)
         # Below half of the least value of a positive feature, as an exponential that stays above 0.
-        low = (result < self.floor_) & (x > 0)
+        low = (result < self.floor_) & (x > 0) & (self.floor_ > 0)
         floor = np.broadcast_to(self.floor_, x.shape)[low]
         result[low] = floor * np.exp((result[low] - floor) / floor)
         np.copyto(result, x, where=unchanged)

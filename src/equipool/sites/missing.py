@@ -66,6 +66,8 @@ def _patterns(values: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
     """Yield the rows that miss the same cells, and which these are, (p,)."""
     empty = np.isnan(values)
     rows = np.flatnonzero(empty.any(axis=1))
+    if not len(rows):
+        return
     patterns, index = np.unique(empty[rows], axis=0, return_inverse=True)
     order, counts = np.argsort(index, kind="stable"), np.bincount(index, minlength=len(patterns))
     for pattern, some in zip(patterns, np.split(rows[order], np.cumsum(counts)[:-1]), strict=True):
