@@ -263,8 +263,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             patience=self.patience,
-            progress=stage if self.verbose else None,
-            checkpoint=None if self._checkpoints is None else self._checkpoints.stage(stage),
+            stage=stage,
+            verbose=self.verbose,
+            checkpoints=self._checkpoints,
             generator=generator,
             beside=beside,
         ).epochs

@@ -31,9 +31,9 @@ class CovariateAction(nn.Module):
     basis
         Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are in plane
         coordinates.
-    dtype
-        Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype. Use
-        ``.float()`` on devices without float64.
+
+    Both are float64; use ``.float()`` on devices without. Angles are computed in the wider of their dtype
+    and the covariates'.
 
     Examples
     --------
@@ -49,21 +49,27 @@ class CovariateAction(nn.Module):
     frequencies: Tensor
     basis: Tensor | None
 
-    def __init__(
-        self,
-        frequencies: Any,
-        *,
-        n: int | None = None,
-        basis: Tensor | None = None,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
+    def __init__(self, frequencies: Any, *, n: int | None = None, basis: Tensor | None = None) -> None:
         super().__init__()
-        omega = torch.as_tensor(frequencies, dtype=dtype)
+        omega = torch.as_tensor(frequencies, dtype=torch.float64)
         omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
-        self.n = 2 * omega.shape[0] if n is None else n
-        _check_shapes(omega, self.n, basis)
+        self.n = n = 2 * len(omega) if n is None else n
+        if omega.dim() != 2 or omega.shape[1] == 0 or len(omega) != n // 2:
+            raise InputError(
+                f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
+            )
+        if not torch.isfinite(omega).all():
+            raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
+        if basis is not None and basis.shape != (n, n):
+            raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
+        gap = 0.0 if basis is None else (basis.mT @ basis - torch.eye(n).to(basis)).abs().max().item()
+        if basis is not None and gap > 1e3 * torch.finfo(basis.dtype).eps:
+            raise InputError(
+                f"basis must be orthonormal. Got columns off by {gap:.1e}; take the Q of "
+                "torch.linalg.qr(basis)."
+            )
         self.register_buffer("frequencies", omega)
-        self.register_buffer("basis", None if basis is None else basis.to(dtype))
+        self.register_buffer("basis", None if basis is None else basis.double())
 
     @classmethod
     def all_ones(
@@ -77,7 +83,7 @@ class CovariateAction(nn.Module):
         """
         sizes = [2 * planes for planes in _planes_per_covariate(n, n_covariates)]
         sizes[-1] += n % 2  # the fixed axis of odd n comes last, where plane coordinates have it
-        omega = torch.block_diag(*[all_ones_frequencies(size).unsqueeze(-1) for size in sizes])
+        omega = torch.block_diag(*[all_ones_frequencies(size)[:, None] for size in sizes])
         basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
         return cls(omega, n=n, basis=basis)
 
@@ -110,11 +116,6 @@ class CovariateAction(nn.Module):
         """K, the number of covariates."""
         return self.frequencies.shape[1]
 
-    @property
-    def n_planes(self) -> int:
-        """⌊n/2⌋, the number of planes."""
-        return self.frequencies.shape[0]
-
     def covariates(self, c: Any) -> Tensor:
         """Return c as a tensor (..., K); one covariate may come as (...,)."""
         c = torch.as_tensor(c, device=self.frequencies.device)
@@ -143,34 +144,10 @@ class CovariateAction(nn.Module):
     def generators(self) -> Tensor:
         """Return the commuting skew matrices A_k, shape (K, n, n): for inspection and tests."""
         planes = self.frequencies.new_zeros(self.n_covariates, self.n, self.n)
-        even = torch.arange(0, 2 * self.n_planes, 2)
+        even = torch.arange(0, 2 * len(self.frequencies), 2)
         planes[:, even + 1, even] = self.frequencies.mT
         planes = planes - planes.mT
         return planes if self.basis is None else self.basis @ planes @ self.basis.mT
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(action)``."""
-        coordinates = "planes" if self.basis is None else "ambient"
-        return f"n={self.n}, n_covariates={self.n_covariates}, coordinates={coordinates!r}"
-
-
-def _check_shapes(omega: Tensor, n: int, basis: Tensor | None) -> None:
-    """Raise an error for frequencies and bases that do not describe an action on R^n."""
-    if omega.dim() != 2 or omega.shape[1] == 0 or omega.shape[0] != n // 2:
-        raise InputError(
-            f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
-        )
-    if not torch.isfinite(omega).all():
-        raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
-    if basis is None:
-        return
-    if basis.shape != (n, n):
-        raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
-    gap = (basis.mT @ basis - torch.eye(n, dtype=basis.dtype, device=basis.device)).abs().max().item()
-    if gap > 1e3 * torch.finfo(basis.dtype).eps:
-        raise InputError(
-            f"basis must be orthonormal. Got columns off by {gap:.1e}; take the Q of torch.linalg.qr(basis)."
-        )
 
 
 def _planes_per_covariate(n: int, n_covariates: int) -> list[int]:

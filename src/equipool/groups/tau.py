@@ -92,7 +92,7 @@ class FrameTau(nn.Module):
         """
         orbit = self.orbit
         base = latent.new_zeros(orbit.n)
-        base[0 : 2 * orbit.n_planes : 2] = orbit.n_planes**-0.5
+        base[0 : 2 * len(orbit.frequencies) : 2] = len(orbit.frequencies) ** -0.5
         base = base if orbit.basis is None else orbit.basis.to(base.dtype) @ base
         return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
@@ -126,11 +126,13 @@ class FrameTau(nn.Module):
             )
         basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
         x, columns = x if basis is None else x @ basis, self._columns(x.device)
-        pairs = x[..., columns].unflatten(-1, (-1, 2))
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        unit = x / length * math.sqrt(1 - share)
-        unit = unit.index_copy(-1, columns, _lengthen(pairs, length.unsqueeze(-1), share, floor).flatten(-2))
-        unit = nn.functional.normalize(unit, dim=-1)
+        unit = nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny) * math.sqrt(1 - share)
+        pairs = unit[..., columns].unflatten(-1, (-1, 2))
+        radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
+        empty = radius == 0
+        direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
+        longer = direction * torch.sqrt(floor**2 + radius**2)
+        unit = nn.functional.normalize(unit.index_copy(-1, columns, longer.flatten(-2)), dim=-1)
         return unit if basis is None else unit @ basis.mT
 
     @torch.no_grad()
@@ -159,20 +161,14 @@ class LearnedTau(FrameTau):
     """The paper's τ: a network ℓ ↦ S^{n−1} trained with equation (4), ĉ from the phases of its output.
 
     Nothing forces a network to be equivariant; :func:`equipool.groups.testing.equivariance_error` measures
-    how far it is. ``network`` is any module from (N, n) to (N, n); the other parameters are those of
-    :class:`FrameTau` and :meth:`FrameTau.to_sphere`.
+    how far it is. ``network`` is any module from (N, n) to (N, n); the others are those of :class:`FrameTau`.
     """
 
     def __init__(
-        self,
-        action: CovariateAction,
-        network: nn.Module,
-        planes: Sequence[int] | None = None,
-        *,
-        floor: float = 0.25,
+        self, action: CovariateAction, network: nn.Module, planes: Sequence[int] | None = None
     ) -> None:
         super().__init__(action, planes)
-        self.network, self.floor = network, floor
+        self.network = network
 
     @property
     def exact_everywhere(self) -> bool:
@@ -181,7 +177,7 @@ class LearnedTau(FrameTau):
 
     def vector(self, latent: Tensor) -> Tensor:
         """Return the network's point of the sphere: the paper's τ(ℓ)."""
-        return self.to_sphere(self.network(latent), floor=self.floor)
+        return self.to_sphere(self.network(latent))
 
     phase_vector = vector
 
@@ -223,34 +219,21 @@ class Phi(nn.Module):
         return self.out(c).apply(self.b(reference))
 
 
-def _lengthen(pairs: Tensor, length: Tensor, share: float, floor: float) -> Tensor:
-    """Give each plane the squared length floor² + (1 − share)·(its part of the norm), direction kept."""
-    radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
-    empty = radius == 0
-    direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
-    return direction * torch.sqrt(floor**2 + (1 - share) * (radius / length) ** 2)
-
-
 def _choose_planes(omega: Tensor) -> list[int]:
     """Choose K planes whose phases determine the covariates without ambiguity over [−1, 1].
 
     Plane p sweeps phases ±Σ_k ``|Ω_pk|``: within ±π/2 is safe (half a turn remains for covariates outside
     the training range), within ±π still unambiguous. Planes are chosen by pivoted Gram–Schmidt.
     """
+    from scipy.linalg import qr
+
     sweep = omega.abs().sum(dim=1)
     for limit in (math.pi / 2, math.pi):
-        rest = torch.where((sweep <= limit * (1 + 1e-9)).unsqueeze(-1), omega, 0)
-        chosen: list[int] = []
-        for _ in range(omega.shape[1]):
-            norms = torch.linalg.vector_norm(rest, dim=1)
-            best = int(norms.argmax())
-            if norms[best] < 1e-6:
-                break
-            direction = rest[best] / norms[best]
-            rest = rest - torch.outer(rest @ direction, direction)
-            chosen.append(best)
-        if len(chosen) == omega.shape[1]:
-            return chosen
+        allowed = torch.where((sweep <= limit * (1 + 1e-9)).unsqueeze(-1), omega, 0)
+        # A QR decomposition with pivots takes the plane that the ones before determine least.
+        r, pivots = qr(allowed.mT.numpy(), mode="r", pivoting=True)
+        if len(pivots) >= len(r) and (abs(r.diagonal()) >= 1e-6).all():
+            return [int(plane) for plane in pivots[: len(r)]]
     raise InputError(
         "No set of planes determines every covariate without ambiguity: over the range [-1, 1] the phases "
         f"sweep more than one turn (slowest plane: ±{sweep.min():.2f} rad, allowed ±3.14). "

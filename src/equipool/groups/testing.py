@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,6 @@ def equivariance_error(
     inputs: Tensor | None = None,
     elements: Tensor | None = None,
     span: float = 1.0,
-    n_samples: int = 256,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> float:
@@ -59,11 +59,11 @@ def equivariance_error(
     elements
         The t, (N, K); default: uniform in [−span, span]. Their rotations are float64, so that the
         measurement adds no error.
-    span, n_samples, dtype, seed
+    span, dtype, seed
         Of the sample; ``dtype`` is the one in which f is evaluated.
     """
     out, device = out or action, action.frequencies.device
-    x = random_latents(n_samples, action.n, seed=seed) if inputs is None else inputs
+    x = random_latents(256, action.n, seed=seed) if inputs is None else inputs
     x = x.to(device=device, dtype=dtype)
     if elements is None:
         generator = torch.Generator().manual_seed(seed + 1)
@@ -83,11 +83,9 @@ def assert_equivariant(
     f: Callable[[Tensor], Tensor],
     action: CovariateAction,
     *,
-    out: CovariateAction | None = None,
-    inputs: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     atol: float | None = None,
-    seed: int = 0,
+    **sample: Any,
 ) -> None:
     """Raise an ``AssertionError`` unless f is equivariant to rounding.
 
@@ -95,7 +93,7 @@ def assert_equivariant(
     :func:`equivariance_error`.
     """
     atol = TOLERANCES.get(dtype, 1e-2) if atol is None else atol
-    error = equivariance_error(f, action, out=out, inputs=inputs, dtype=dtype, seed=seed)
+    error = equivariance_error(f, action, dtype=dtype, **sample)
     if not error <= atol:
         raise AssertionError(
             f"Not equivariant: the relative error is {error:.2e}, allowed is {atol:.0e} in {dtype}. "

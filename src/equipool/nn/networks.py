@@ -79,17 +79,15 @@ class Adversary:
         self.network = adversary_network(n_code, n_sites, normalise=False).to(distributed.device())
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=learning_rate)
         counts = torch.bincount(site, minlength=n_sites).clamp_min(1)
-        self.weights = (counts.sum() / (n_sites * counts)).to(distributed.device())
+        self.cross_entropy = nn.CrossEntropyLoss((counts.sum() / (n_sites * counts)).to(distributed.device()))
 
     def play(self, code: Tensor, site: Tensor) -> Tensor:
         """Learn from this batch, then return minus the cross-entropy, which the encoder minimises."""
         self.optimiser.zero_grad(set_to_none=True)
-        self._cross_entropy(code.detach(), site).backward()
+        self.cross_entropy(self.network(code.detach()), site).backward()
         self.optimiser.step()
-        return -self._cross_entropy(code, site)
-
-    def _cross_entropy(self, code: Tensor, site: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.network(code), site, weight=self.weights)
+        loss: Tensor = self.cross_entropy(self.network(code), site)
+        return -loss
 
 
 def coders(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from equipool import distributed
 
@@ -19,17 +20,21 @@ STRIDES = (2, 2, 2, 1)  # the stem halves the box too
 POOLED = 3  # cells of the last average along each axis: one would forget where in the brain something is
 
 
-class WholeBatch:
+class BatchNorm(_BatchNorm):
     """Batch normalisation with the statistics of the whole batch, where several processes share it.
 
     torch.nn.SyncBatchNorm refuses CPUs. In one process this is plain batch normalisation.
     """
 
+    momentum: float
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
-        layer: Any = self
-        if not layer.training or distributed.local_rows() == slice(None):
-            return super().forward(x)  # type: ignore[misc]
+        if not self.training or distributed.local_rows() == slice(None):
+            return super().forward(x)
         axes = [0, *range(2, x.ndim)]
         shape = (1, -1, *[1] * (x.ndim - 2))
         count = distributed.batch_rows(len(x)) * x[0, 0].numel()
@@ -37,19 +42,14 @@ class WholeBatch:
         centred = x - mean.view(shape)
         variance = distributed.total(centred.square().sum(axes)) / count
         with torch.no_grad():
-            layer.num_batches_tracked += 1
-            layer.running_mean.lerp_(mean, layer.momentum)
-            layer.running_var.lerp_(variance * (count / (count - 1)), layer.momentum)
-        scale = layer.weight * torch.rsqrt(variance + layer.eps)
-        return torch.addcmul(layer.bias.view(shape), centred, scale.view(shape))
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return torch.addcmul(self.bias.view(shape), centred, scale.view(shape))
 
-
-class BatchNorm1d(WholeBatch, nn.BatchNorm1d):
-    """Over rows."""
-
-
-class BatchNorm3d(WholeBatch, nn.BatchNorm3d):
-    """Over rows and places."""
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Take rows as well as volumes."""
 
 
 class Dropout(nn.Dropout):
@@ -70,10 +70,10 @@ class ResidualBlock(nn.Module):
     def __init__(self, n_in: int, n_out: int, stride: int = 1) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            BatchNorm3d(n_in),
+            BatchNorm(n_in),
             nn.SiLU(),
             nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False),
-            BatchNorm3d(n_out),
+            BatchNorm(n_out),
             nn.SiLU(),
             nn.Conv3d(n_out, n_out, 3, padding=1),
         )
@@ -93,13 +93,13 @@ class ResNet3d(nn.Sequential):
         super().__init__(
             nn.Conv3d(1, widths[0], 3, stride=2, padding=1),
             *map(ResidualBlock, widths[:-1], widths[1:], STRIDES),
-            BatchNorm3d(widths[-1]),
+            BatchNorm(widths[-1]),
             nn.SiLU(),
             nn.AdaptiveAvgPool3d(POOLED),
             nn.Flatten(),
             Dropout(dropout),
             nn.Linear(widths[-1] * POOLED**3, hidden, bias=False),
-            BatchNorm1d(hidden),
+            BatchNorm(hidden),
             nn.SiLU(),
             Dropout(dropout),
             nn.Linear(hidden, n_out),

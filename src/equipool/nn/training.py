@@ -10,26 +10,29 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.nn.checkpoints import Checkpoint
+from equipool.nn.checkpoints import Checkpoints
 from equipool.progress import Progress
 
 Step = Callable[[Tensor, int], dict[str, Tensor]]
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 
-FACTS = ("done", "epoch", "batch", "best")  # of the state, beside numbers and losses
-
 
 @dataclass
 class History:
-    """One dict of losses for each epoch, and the epoch whose state was kept."""
+    """The losses of each epoch, the epoch whose state was kept, and how far the present epoch is."""
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     best_epoch: int = 0
+    best: float = math.inf  # the validation loss of the best epoch
+    batch: int = 0  # of the present epoch, as the sums of its losses
+    sums: dict[str, float] = field(default_factory=dict)
+    done: bool = False
 
 
 def site_batches(
@@ -66,8 +69,9 @@ def train(
     learning_rate: float = 1e-3,
     weight_decay: float = 0.0,
     patience: int = 8,
-    progress: str | None = None,
-    checkpoint: Checkpoint | None = None,
+    stage: str = "training",
+    verbose: bool = False,
+    checkpoints: Checkpoints | None = None,
     generator: torch.Generator | None = None,
     beside: Sequence[Trained] = (),
 ) -> History:
@@ -86,119 +90,94 @@ def train(
         goes back to it. Without it, the last state is kept.
     epochs, learning_rate, weight_decay, patience
         Settings of AdamW and of early stopping; the learning rate falls to 0 along half a cosine.
-    progress
-        The name of the training on the terminal; ``None``: no progress is shown.
-    checkpoint, generator, beside
+    stage, verbose
+        The name of the training, and whether the terminal shows how far it is.
+    checkpoints, generator, beside
         Where the state is kept, to resume from, and what else it consists of: the generator that batches are
         drawn from, and other modules with optimisers that ``step`` trains.
     """
     optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
-    state = _State([(modules, optimiser), *beside], generator, checkpoint)
-    finished = state.resume()
+    state = _State([(modules, optimiser), *beside], generator or torch.Generator(), checkpoints, stage)
+    history = state.history
     distributed.synchronise(modules)
-    begun, line = state.epoch, Progress(f"{progress}: epoch", epochs - state.epoch)
-    while not finished:
+    begun = len(history.epochs)
+    line = Progress(f"{stage}: epoch", epochs - begun)
+    while not history.done:
+        epoch = len(history.epochs)
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * state.epoch / epochs))
-        losses = _one_epoch(state, step, batches)
-        finished = state.close_epoch(losses, validate, patience) or state.epoch >= epochs
-        if progress and distributed.leads():
-            line(state.epoch - begun)
-    state.go_back()
+            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+        modules.train()
+        state.drawn_from = state.generator.get_state()
+        for rows in islice(batches(), history.batch, None):  # those before the checkpoint are skipped
+            with distributed.sharded(len(rows)):
+                terms = step(rows, epoch)
+            optimiser.zero_grad(set_to_none=True)
+            torch.stack(list(terms.values())).sum().backward()
+            distributed.average_gradients(modules)
+            optimiser.step()
+            state.count(terms)
+        modules.eval()
+        distributed.synchronise(modules)
+        losses = {name: total / history.batch for name, total in history.sums.items()}
+        history.epochs.append(losses)
+        history.batch, history.sums = 0, {}
+        if validate is not None:
+            losses["validation"] = distributed.share(validate())
+            if losses["validation"] < history.best:
+                history.best, history.best_epoch = losses["validation"], epoch
+                state.best = copy.deepcopy(modules.state_dict())
+        if verbose and distributed.leads():
+            line(epoch + 1 - begun)
+        history.done = epoch + 1 >= epochs or (
+            validate is not None and epoch - history.best_epoch >= patience
+        )
+        if history.done:
+            if state.best:
+                modules.load_state_dict(state.best)
+            state.write()
     modules.eval()
-    return state.history
-
-
-def _one_epoch(state: _State, step: Step, batches: Callable[[], Iterator[Tensor]]) -> dict[str, float]:
-    """Train on the epoch's remaining batches and return the mean of each term; leave modules in eval mode."""
-    modules, optimiser = state.trained[0]
-    modules.train()
-    for rows in state.remaining(batches):
-        with distributed.sharded(len(rows)):
-            terms = step(rows, state.epoch)
-        optimiser.zero_grad(set_to_none=True)
-        torch.stack(list(terms.values())).sum().backward()
-        distributed.average_gradients(modules)
-        optimiser.step()
-        state.count(terms)
-    modules.eval()
-    distributed.synchronise(modules)
-    return {name: total.item() / state.batch for name, total in state.sums.items()}
+    return history
 
 
 class _State:
     """All that decides how training continues: parameters, optimisers, random numbers, epoch and batch."""
 
     def __init__(
-        self, trained: Sequence[Trained], generator: torch.Generator | None, checkpoint: Checkpoint | None
+        self,
+        trained: Sequence[Trained],
+        generator: torch.Generator,
+        checkpoints: Checkpoints | None,
+        stage: str,
     ) -> None:
-        self.trained, self.generator, self.checkpoint = trained, generator, checkpoint
-        self.history, self.best = History(), float("inf")
-        self.best_state: dict[str, Tensor] = {}
-        self.epoch = self.batch = 0
-        self.done = False
-        self.sums: dict[str, Tensor] = {}
-        self.drawn_from = torch.empty(0, dtype=torch.uint8)  # the generator as the epoch began
-
-    def remaining(self, batches: Callable[[], Iterator[Tensor]]) -> Iterator[Tensor]:
-        """Give the epoch's batches; those before the checkpoint are drawn again and skipped."""
-        if self.generator is not None:
-            if self.batch:
-                self.generator.set_state(self.drawn_from)
-            self.drawn_from = self.generator.get_state()
-        return islice(batches(), self.batch, None)
+        self.trained, self.generator, self.checkpoints, self.stage = trained, generator, checkpoints, stage
+        self.history = History()
+        self.best: dict[str, Tensor] = {}  # the state of the first module in the best epoch
+        self.drawn_from = generator.get_state()  # as the epoch began
+        content = None if checkpoints is None else checkpoints.read(stage)
+        if content is not None:
+            self._resume(*content)
 
     def count(self, terms: dict[str, Tensor]) -> None:
         """Note a step, and write the state where that is due."""
-        self.batch += 1
+        self.history.batch += 1
         for name, term in terms.items():
-            self.sums[name] = self.sums.get(name, 0.0) + term.detach()
-        if self.checkpoint is not None and self.checkpoint.due():
-            self._write()
+            self.history.sums[name] = self.history.sums.get(name, 0.0) + term.item()
+        if self.checkpoints is not None and self.checkpoints.due():
+            self.write()
 
-    def close_epoch(
-        self, losses: dict[str, float], validate: Callable[[], float] | None, patience: int
-    ) -> bool:
-        """Note an epoch; return whether training ends because ``patience`` epochs brought no new minimum."""
-        self.history.epochs.append(losses)
-        epoch = self.epoch
-        self.epoch, self.batch, self.sums = epoch + 1, 0, {}
-        if validate is None:
-            return False
-        losses["validation"] = distributed.share(validate())
-        if losses["validation"] < self.best:
-            self.best, self.history.best_epoch = losses["validation"], epoch
-            self.best_state = copy.deepcopy(self.trained[0][0].state_dict())
-        return epoch - self.history.best_epoch >= patience
-
-    def go_back(self) -> None:
-        """Return to the best state, and write that this is the end."""
-        if self.best_state:
-            self.trained[0][0].load_state_dict(self.best_state)
-        if self.checkpoint is not None and not self.done:
-            self.done = True
-            self._write()
-
-    # -- checkpoints ---------------------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        assert self.checkpoint is not None
+    def write(self) -> None:
+        """Write the checkpoint, if there is to be one."""
+        if self.checkpoints is None:
+            return
         numbers = {"random": torch.get_rng_state(), "batches": self.drawn_from}
         for k, (module, optimiser) in enumerate(self.trained):
             numbers |= {f"module.{k}.{name}": value for name, value in module.state_dict().items()}
             for place, moments in optimiser.state_dict()["state"].items():
                 numbers |= {f"optimiser.{k}.{place}.{name}": value for name, value in moments.items()}
-        numbers |= {f"best.{name}": value for name, value in self.best_state.items()}
-        numbers |= {f"sum.{name}": value for name, value in self.sums.items()}
-        facts = {name: getattr(self, name) for name in FACTS} | vars(self.history)
-        self.checkpoint.write(numbers, facts)
+        numbers |= {f"best.{name}": value for name, value in self.best.items()}
+        self.checkpoints.write(self.stage, numbers, vars(self.history))
 
-    def resume(self) -> bool:
-        """Load the checkpoint, if there is one; return whether training had come to its end."""
-        content = None if self.checkpoint is None else self.checkpoint.read()
-        if content is None:
-            return False
-        numbers, facts = content
+    def _resume(self, numbers: dict[str, Tensor], facts: dict[str, Any]) -> None:
         for k, (module, optimiser) in enumerate(self.trained):
             module.load_state_dict(_under(f"module.{k}.", numbers))
             moments: dict[int, dict[str, Tensor]] = {}
@@ -206,14 +185,10 @@ class _State:
                 place, _, kind = name.partition(".")
                 moments.setdefault(int(place), {})[kind] = value
             optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
-        self.best_state = _under("best.", numbers)
-        self.sums = {name: value.to(distributed.device()) for name, value in _under("sum.", numbers).items()}
-        for name in FACTS:
-            setattr(self, name, facts[name])
-        self.history = History(facts["epochs"], facts["best_epoch"])
-        self.drawn_from = numbers["batches"]
+        self.best = _under("best.", numbers)
+        self.history = History(**facts)
+        self.generator.set_state(numbers["batches"])
         torch.set_rng_state(numbers["random"])
-        return self.done
 
 
 def _under(prefix: str, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
