@@ -9,7 +9,6 @@ from equipool.groups.rotations import (
     cayley,
     exp,
     is_rotation,
-    rotate_planes,
     skew,
 )
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
@@ -26,6 +25,5 @@ __all__ = [
     "cayley",
     "exp",
     "is_rotation",
-    "rotate_planes",
     "skew",
 ]

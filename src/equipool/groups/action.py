@@ -20,20 +20,11 @@ from equipool.groups.rotations import PlaneRotation, all_ones_basis, all_ones_fr
 class CovariateAction(nn.Module):
     """The action ρ of K covariates on R^n: call it with covariates to get rotations.
 
-    Covariates are scaled, to a training range of [−1, 1], by :class:`equipool.data.Covariate`.
-
-    Parameters
-    ----------
-    frequencies
-        Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of each covariate.
-    n
-        Dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed.
-    basis
-        Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are in plane
-        coordinates.
-
-    Both are float64; use ``.float()`` on devices without. Angles are computed in the wider of their dtype
-    and the covariates'.
+    ``frequencies`` are Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of
+    each covariate, which :class:`equipool.data.Covariate` scales to a training range of [−1, 1]. n is the
+    dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed. Columns 2p and 2p + 1
+    of the orthonormal ``basis`` (n, n) span plane p; ``None``: vectors are in plane coordinates. Both are
+    float64; use ``.float()`` on devices without.
 
     Examples
     --------
@@ -64,10 +55,8 @@ class CovariateAction(nn.Module):
             raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
         gap = 0.0 if basis is None else (basis.mT @ basis - torch.eye(n).to(basis)).abs().max().item()
         if basis is not None and gap > 1e3 * torch.finfo(basis.dtype).eps:
-            raise InputError(
-                f"basis must be orthonormal. Got columns off by {gap:.1e}; take the Q of "
-                "torch.linalg.qr(basis)."
-            )
+            advice = "take the Q of torch.linalg.qr(basis)"
+            raise InputError(f"basis must be orthonormal. Got columns off by {gap:.1e}; {advice}.")
         self.register_buffer("frequencies", omega)
         self.register_buffer("basis", None if basis is None else basis.double())
 
@@ -106,9 +95,8 @@ class CovariateAction(nn.Module):
         columns = []
         for planes in _planes_per_covariate(n, n_covariates):
             moving = planes if turning is None else min(turning, planes)
-            multiples = torch.zeros(planes, 1, dtype=torch.float64)
-            multiples[:moving, 0] = torch.linspace(1, min(harmonics, moving), moving).round().double()
-            columns.append(base * multiples)
+            multiples = torch.linspace(1, min(harmonics, moving), moving).round().double()
+            columns.append(base * nn.functional.pad(multiples, (0, planes - moving))[:, None])
         return cls(torch.block_diag(*columns), n=n)
 
     @property

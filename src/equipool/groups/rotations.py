@@ -112,31 +112,12 @@ def all_ones_basis(n: int) -> Tensor:
     return basis
 
 
-def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn plane p of x (..., n) by the angle with the given cos and sin (..., ⌊n/2⌋): O(n) a row."""
-    planes = x.shape[-1] // 2
-    wide = torch.promote_types(x.dtype, torch.float32)
-    pairs = x[..., : 2 * planes].to(wide).unflatten(-1, (planes, 2)).contiguous()
-    # One complex product makes a single pass over memory: 1.7 times as fast as the four real ones.
-    turned = torch.view_as_complex(pairs) * torch.complex(cos.to(wide), sin.to(wide))
-    result = torch.view_as_real(turned).flatten(-2).to(x.dtype)
-    if x.shape[-1] == 2 * planes:
-        return result
-    return torch.cat([result, x[..., -1:].expand(*result.shape[:-1], 1)], dim=-1)
-
-
 @dataclass(frozen=True, eq=False)
 class PlaneRotation:
     """A batch of rotations that share their planes: elements of one maximal torus of SO(n).
 
-    They multiply vectors and one another with ``@``; the group is commutative, so composing adds angles.
-
-    Parameters
-    ----------
-    angles
-        Shape (..., ⌊n/2⌋), in radians.
-    n, basis
-        As for :class:`~equipool.groups.action.CovariateAction`.
+    They multiply vectors and one another with ``@``; the group is commutative, so composing adds angles,
+    which are in radians, (..., ⌊n/2⌋). n and ``basis`` are as for :class:`~equipool.groups.CovariateAction`.
 
     Examples
     --------
@@ -171,11 +152,16 @@ class PlaneRotation:
         """Turn the vectors x (..., n); the result has the dtype of x."""
         if x.shape[-1] != self.n:
             raise InputError(f"This rotation acts on vectors of length {self.n}. Got length {x.shape[-1]}.")
-        cos, sin = torch.cos(self.angles).to(x.dtype), torch.sin(self.angles).to(x.dtype)
-        if self.basis is None:
-            return rotate_planes(x, cos, sin)
-        basis = self.basis.to(x.dtype)
-        return rotate_planes(x @ basis, cos, sin) @ basis.mT
+        basis, planes = None if self.basis is None else self.basis.to(x.dtype), self.n // 2
+        x = x if basis is None else x @ basis
+        wide = torch.promote_types(x.dtype, torch.float32)
+        pairs = x[..., : 2 * planes].to(wide).unflatten(-1, (planes, 2)).contiguous()
+        # One complex product makes a single pass over memory: 1.7 times as fast as the four real ones.
+        turn = torch.polar(torch.ones_like(self.angles), self.angles).to(wide.to_complex())
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2).to(x.dtype)
+        if self.n % 2:
+            turned = torch.cat([turned, x[..., -1:].expand(*turned.shape[:-1], 1)], dim=-1)
+        return turned if basis is None else turned @ basis.mT
 
     def matrix(self) -> Tensor:
         """Return the rotation matrices (..., n, n)."""

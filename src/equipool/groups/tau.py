@@ -26,16 +26,10 @@ class FrameTau(nn.Module):
     holds in every dtype to rounding, as long as no phase crosses ±π, or for every rotation where
     :attr:`exact_everywhere` is true.
 
-    Parameters
-    ----------
-    action
-        The action ρ on the latents.
-    planes
-        The K designated planes; default: those that predict the covariates best while the training range
-        [−1, 1] stays within half a turn (or, failing that, within one turn).
-    orbit
-        The action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where most planes of
-        the latents stand still, take one in which all turn.
+    ``action`` is ρ on the latents, and ``planes`` are the K designated ones; default: those that predict the
+    covariates best while the training range [−1, 1] stays within half a turn (or, failing that, within one
+    turn). ``orbit`` is the action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where
+    most planes of the latents stand still, take one in which all turn.
 
     Examples
     --------
@@ -49,6 +43,7 @@ class FrameTau(nn.Module):
 
     inverse_frequencies: Tensor
     offset: Tensor
+    columns: Tensor
 
     def __init__(
         self,
@@ -58,8 +53,7 @@ class FrameTau(nn.Module):
         orbit: CovariateAction | None = None,
     ) -> None:
         super().__init__()
-        self.action = action
-        self.orbit = action if orbit is None else orbit
+        self.action, self.orbit = action, action if orbit is None else orbit
         self.planes = tuple(_choose_planes(action.frequencies) if planes is None else planes)
         omega = action.frequencies[list(self.planes)]
         if omega.shape[0] != action.n_covariates or torch.linalg.matrix_rank(omega) < action.n_covariates:
@@ -69,13 +63,14 @@ class FrameTau(nn.Module):
             )
         self.register_buffer("inverse_frequencies", torch.linalg.inv(omega).contiguous())
         self.register_buffer("offset", torch.zeros(len(self.planes), dtype=omega.dtype))
+        columns = [2 * plane + k for plane in self.planes for k in (0, 1)]  # coordinates of designated planes
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
     @property
     def exact_everywhere(self) -> bool:
         """Whether all planes turn by whole multiples of the designated ones.
 
-        Then a phase that wraps around leaves ρ(ĉ) unchanged and equivariance holds for every rotation;
-        otherwise it holds until a phase wraps.
+        Then a phase that wraps around leaves ρ(ĉ) unchanged; otherwise equivariance holds until one wraps.
         """
         ratio = self.action.frequencies @ self.inverse_frequencies
         return bool((ratio - ratio.round()).abs().max() < 1e-9)
@@ -87,12 +82,11 @@ class FrameTau(nn.Module):
     def vector(self, latent: Tensor) -> Tensor:
         """Return τ(ℓ) as a point of the sphere, the vector that equation (4) compares.
 
-        Here ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane: the vector depends
-        on ℓ through ĉ(ℓ) alone.
+        Here ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane.
         """
-        orbit = self.orbit
+        orbit, n_planes = self.orbit, len(self.orbit.frequencies)
         base = latent.new_zeros(orbit.n)
-        base[0 : 2 * len(orbit.frequencies) : 2] = len(orbit.frequencies) ** -0.5
+        base[0 : 2 * n_planes : 2] = n_planes**-0.5
         base = base if orbit.basis is None else orbit.basis.to(base.dtype) @ base
         return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
@@ -125,14 +119,14 @@ class FrameTau(nn.Module):
                 f"take floor < {len(self.planes) ** -0.5:.2f}."
             )
         basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
-        x, columns = x if basis is None else x @ basis, self._columns(x.device)
+        x = x if basis is None else x @ basis
         unit = nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny) * math.sqrt(1 - share)
-        pairs = unit[..., columns].unflatten(-1, (-1, 2))
+        pairs = unit[..., self.columns].unflatten(-1, (-1, 2))
         radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
         empty = radius == 0
         direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
         longer = direction * torch.sqrt(floor**2 + radius**2)
-        unit = nn.functional.normalize(unit.index_copy(-1, columns, longer.flatten(-2)), dim=-1)
+        unit = nn.functional.normalize(unit.index_copy(-1, self.columns, longer.flatten(-2)), dim=-1)
         return unit if basis is None else unit @ basis.mT
 
     @torch.no_grad()
@@ -142,18 +136,12 @@ class FrameTau(nn.Module):
         first, second = self._designated(turned_back).mean(dim=0).unbind(-1)
         self.offset.copy_(torch.atan2(second, first))
 
-    def _columns(self, device: torch.device) -> Tensor:
-        """Return the indices of the designated planes' coordinates."""
-        first = 2 * torch.tensor(self.planes, device=device)
-        return torch.stack([first, first + 1], dim=-1).flatten()
-
     def _designated(self, x: Tensor) -> Tensor:
         """Return the designated planes' coordinates of x, (..., K, 2), in the action's dtype if wider."""
-        columns = self._columns(x.device)
         # An error of the phase is multiplied by the ratio of the fastest to the designated frequency.
         x = x.to(torch.promote_types(x.dtype, self.action.frequencies.dtype))
         basis = self.action.basis
-        chosen = x[..., columns] if basis is None else x @ basis[:, columns].to(x.dtype)
+        chosen = x[..., self.columns] if basis is None else x @ basis[:, self.columns].to(x.dtype)
         return chosen.unflatten(-1, (-1, 2))
 
 
@@ -161,13 +149,11 @@ class LearnedTau(FrameTau):
     """The paper's τ: a network ℓ ↦ S^{n−1} trained with equation (4), ĉ from the phases of its output.
 
     Nothing forces a network to be equivariant; :func:`equipool.groups.testing.equivariance_error` measures
-    how far it is. ``network`` is any module from (N, n) to (N, n); the others are those of :class:`FrameTau`.
+    how far it is. ``network`` is any module from (N, n) to (N, n).
     """
 
-    def __init__(
-        self, action: CovariateAction, network: nn.Module, planes: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(action, planes)
+    def __init__(self, action: CovariateAction, network: nn.Module) -> None:
+        super().__init__(action)
         self.network = network
 
     @property
@@ -185,12 +171,8 @@ class LearnedTau(FrameTau):
 class Phi(nn.Module):
     """Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ): equivariant to the covariates for any b (Lemma 5, where it holds).
 
-    Parameters
-    ----------
-    tau, b
-        A :class:`FrameTau` (exact) or :class:`LearnedTau`, and any map from (N, n) to (N, m), trained or not.
-    out
-        The action on R^m; default: that of ``tau``, and m = n.
+    ``tau`` is a :class:`FrameTau` (exact) or :class:`LearnedTau`, and b any map from (N, n) to (N, m),
+    trained or not. ``out`` is the action on R^m; default: that of ``tau``, and m = n.
 
     Examples
     --------
@@ -210,8 +192,7 @@ class Phi(nn.Module):
                 f"out must act by the {tau.action.n_covariates} covariate(s) of tau. "
                 f"Got {out.n_covariates}; build it with n_covariates={tau.action.n_covariates}."
             )
-        self.tau, self.b = tau, b
-        self.out = tau.action if out is None else out
+        self.tau, self.b, self.out = tau, b, tau.action if out is None else out
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return Φ(ℓ), shape (N, m)."""
@@ -225,15 +206,16 @@ def _choose_planes(omega: Tensor) -> list[int]:
     Plane p sweeps phases ±Σ_k ``|Ω_pk|``: within ±π/2 is safe (half a turn remains for covariates outside
     the training range), within ±π still unambiguous. Planes are chosen by pivoted Gram–Schmidt.
     """
-    from scipy.linalg import qr
-
     sweep = omega.abs().sum(dim=1)
     for limit in (math.pi / 2, math.pi):
-        allowed = torch.where((sweep <= limit * (1 + 1e-9)).unsqueeze(-1), omega, 0)
-        # A QR decomposition with pivots takes the plane that the ones before determine least.
-        r, pivots = qr(allowed.mT.numpy(), mode="r", pivoting=True)
-        if len(pivots) >= len(r) and (abs(r.diagonal()) >= 1e-6).all():
-            return [int(plane) for plane in pivots[: len(r)]]
+        rest = torch.where((sweep <= limit * (1 + 1e-9)).unsqueeze(-1), omega, 0)
+        chosen: list[int] = []
+        while (norms := torch.linalg.vector_norm(rest, dim=1)).max() >= 1e-6 and len(chosen) < omega.shape[1]:
+            chosen.append(int(norms.argmax()))
+            direction = nn.functional.normalize(rest[chosen[-1]], dim=0)
+            rest = rest - torch.outer(rest @ direction, direction)
+        if len(chosen) == omega.shape[1]:
+            return chosen
     raise InputError(
         "No set of planes determines every covariate without ambiguity: over the range [-1, 1] the phases "
         f"sweep more than one turn (slowest plane: ±{sweep.min():.2f} rad, allowed ±3.14). "
