@@ -171,22 +171,14 @@ def average_gradients(module: nn.Module) -> None:
     if size > 1 and gradients:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         processes.all_reduce(flat)
-        for gradient, mean in zip(
-            gradients, flat.div_(size).split([g.numel() for g in gradients]), strict=True
-        ):
+        parts = flat.div_(size).split([gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, parts, strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 
 def synchronise(module: nn.Module) -> None:
-    """Give every process the leader's numbers, and the mean of the statistics of batch normalisation."""
-    size = world()[1]
-    if size == 1:
-        return
-    for name, buffer in module.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            processes.all_reduce(buffer)
-            buffer.div_(size)
-    for tensor in (*module.parameters(), *module.buffers()):
+    """Give every process the leader's parameters and buffers."""
+    for tensor in (*module.parameters(), *module.buffers()) if world()[1] > 1 else ():
         processes.broadcast(tensor.data, 0)
 
 

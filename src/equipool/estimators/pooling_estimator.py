@@ -36,9 +36,9 @@ from equipool.estimators.training_data import (
     voxel_scales,
 )
 from equipool.exceptions import InputError
-from equipool.nn import Components, EncoderKind, coders, site_batches, train
+from equipool.nn import coders, site_batches, train
 from equipool.nn.checkpoints import Checkpoints, locked
-from equipool.nn.networks import require_width
+from equipool.nn.networks import Components, EncoderKind, require_width
 from equipool.nn.training import Step, Trained
 from equipool.randomness import seed_for
 from equipool.sites.effect import array

@@ -88,7 +88,7 @@ class Checkpoints:
     def read(self, stage: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return numbers and facts of a stage, if it was begun before."""
         from safetensors import SafetensorError
-        from safetensors.torch import load
+        from safetensors.torch import load, save
 
         path = self._path(stage)
         content = _read(path) if self.begun else None
@@ -97,7 +97,7 @@ class Checkpoints:
         try:
             numbers = load(content)
             facts = json.loads(bytes(numbers.pop("facts").tolist()))
-            if facts.pop("sha256") != _checksum(numbers):
+            if facts.pop("sha256") != hashlib.sha256(save(numbers)).hexdigest():
                 raise ValueError("another checksum")
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise InputError(
@@ -114,7 +114,8 @@ class Checkpoints:
                 write_whole(self.folder / MANIFEST, self.record)
                 self.begun = True
             numbers = {name: tensor.cpu().contiguous().clone() for name, tensor in numbers.items()}
-            record = json.dumps({**facts, "sha256": _checksum(numbers)}).encode()
+            checksum = hashlib.sha256(save(numbers)).hexdigest()
+            record = json.dumps({**facts, "sha256": checksum}).encode()
             numbers["facts"] = torch.tensor(list(record), dtype=torch.uint8)
             write_whole(self._path(stage), save(numbers))
         self.written = time.monotonic()
@@ -125,14 +126,6 @@ class Checkpoints:
 
     def _path(self, stage: str) -> Path:
         return self.folder / f"{stage.replace(' ', '-')}{ENDING}"
-
-
-def _checksum(numbers: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(numbers):
-        digest.update(name.encode())
-        digest.update(numbers[name].numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> bytes | None:

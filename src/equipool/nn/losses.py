@@ -27,16 +27,8 @@ def equivariance_loss(
     form takes N² matrix exponentials. (The paper writes expm((i − j)·1_m) and leaves the sign of its basis of
     so(n) open; ours is the one for which G(i, j) is the transport Γ from c_i to c_j.)
 
-    Parameters
-    ----------
-    tau
-        The vectors τ(ℓ_i), shape (N, n), in the coordinates of ``action``.
-    c
-        The covariates, (N, K), or (N,) for one.
-    action
-        The covariates' action ρ.
-    reduction
-        ``"sum"`` over the pairs as in the paper, or their ``"mean"``, whose scale does not depend on N.
+    The vectors ``tau``, τ(ℓ_i), (N, n), are in the coordinates of ``action``, ρ; covariates c are (N, K), or
+    (N,) for one. The pairs are added up as in the paper (``"sum"``), or averaged, so that N does not matter.
 
     Examples
     --------
@@ -57,10 +49,9 @@ def equivariance_loss_cayley(
 ) -> Tensor:
     """Equation (4) with the paper's Cayley map in place of expm: G(i, j) = cay(Σ_k (c_j − c_i)_k A_k).
 
-    In its planes the Cayley map of tA is the turn by −2·arctan(tω). That is not a homomorphism: G(i, j) does
-    not split into a part of i and a part of j, the pairs do not collapse, and the cost stays O(N² n) in time.
-    Memory is bounded by ``block`` rows against all others, also in the backward pass. The two terms of (4)
-    are still equal, since G is orthogonal. Arguments as for :func:`equivariance_loss`.
+    In its planes the Cayley map of tA is the turn by −2·arctan(tω), which is not a homomorphism: the pairs do
+    not collapse, and the cost stays O(N² n) in time. Memory is bounded by ``block`` rows against all others,
+    also in the backward pass. The other arguments are those of :func:`equivariance_loss`.
     """
     c, divisor = _checked(tau, c, action, reduction)
     vectors = tau if action.basis is None else tau @ action.basis.to(tau.dtype)

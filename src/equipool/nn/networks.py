@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,12 +22,13 @@ N_COMPONENTS = 100
 class Components(nn.Module):
     """Principal components of the training rows, not whitened: what varies most is learned first."""
 
+    basis: Tensor
+    scale: Tensor
+
     def __init__(self, n_features: int, count: int = N_COMPONENTS) -> None:
         super().__init__()
         self.register_buffer("basis", torch.zeros(n_features, count))
         self.register_buffer("scale", torch.ones(()))
-        self.basis: Tensor
-        self.scale: Tensor
 
     @torch.no_grad()
     def start(self, rows: Tensor) -> None:
@@ -104,6 +107,7 @@ def coders(
     ``mask`` has the brain voxels of the box, for volumes; a ``decoder`` takes the place of ours.
     """
     of_boxes = mask is not None and (isinstance(kind, nn.Module) or kind in ("auto", "resnet"))
+    flat: Callable[[int, int], nn.Module] = nn.Linear if kind == "linear" else partial(mlp, hidden=hidden)
     if isinstance(kind, nn.Module):
         encoder: nn.Module = copy.deepcopy(kind)
     elif kind == "components":
@@ -111,29 +115,22 @@ def coders(
         encoder = nn.Sequential(components, nn.Linear(N_COMPONENTS, n_latent))
         if decoder is None:
             return encoder, ComponentsDecoder(components, n_latent)
+    elif of_boxes or kind in ("auto", "mlp", "linear"):
+        encoder = ResNet3d(n_latent, hidden=hidden) if of_boxes else flat(n_features, n_latent)
     else:
-        encoder = ResNet3d(n_latent, hidden=hidden) if of_boxes else _flat(kind, n_features, n_latent, hidden)
+        raise InputError(
+            "encoder must be 'auto', 'mlp', 'linear', 'components', for images also 'resnet', or a torch "
+            f"module. Got {kind!r}."
+        )
     if decoder is not None:
         body = copy.deepcopy(decoder)
     elif mask is not None:
         body = voxel_decoder(n_latent, n_features, hidden=hidden)
     else:
-        body = _flat("mlp" if isinstance(kind, nn.Module) else kind, n_latent, n_features, hidden)
+        body = flat(n_latent, n_features)
     if mask is None:
         return encoder, body
     return VolumeEncoder(mask, encoder) if of_boxes else encoder, VolumeDecoder(mask, body)
-
-
-def _flat(kind: str, n_in: int, n_out: int, hidden: int) -> nn.Module:
-    """Return an encoder or a decoder of rows."""
-    if kind == "linear":
-        return nn.Linear(n_in, n_out)
-    if kind not in ("auto", "mlp"):
-        raise InputError(
-            "encoder must be 'auto', 'mlp', 'linear', 'components', for images also 'resnet', or a torch "
-            f"module. Got {kind!r}."
-        )
-    return mlp(n_in, n_out, hidden=hidden)
 
 
 @torch.no_grad()

@@ -35,8 +35,7 @@ class BatchNorm(_BatchNorm):
         """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
         if not self.training or distributed.local_rows() == slice(None):
             return super().forward(x)
-        axes = [0, *range(2, x.ndim)]
-        shape = (1, -1, *[1] * (x.ndim - 2))
+        axes, shape = [0, *range(2, x.ndim)], (1, -1, *[1] * (x.ndim - 2))
         count = distributed.batch_rows(len(x)) * x[0, 0].numel()
         mean = distributed.total(x.sum(axes)) / count
         centred = x - mean.view(shape)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +34,11 @@ class History:
     done: bool = False
 
 
-def site_batches(
-    site: Tensor, batch_size: int, generator: torch.Generator, *, at_least: int = 2
-) -> Iterator[Tensor]:
+def site_batches(site: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield row positions such that every row comes once and every site appears in every batch.
 
-    Each site's rows are spread evenly over the epoch. Where that still gives a batch fewer than ``at_least``
-    rows of a site, rows of that site are drawn again: small sites are trained on more often.
+    Each site's rows are spread evenly over the epoch. Where that still gives a batch fewer than two rows of a
+    site, rows of that site are drawn again: small sites are trained on more often.
     """
     rows = len(site)
     order = torch.argsort(site.double() + 0.999 * torch.rand(rows, generator=generator))
@@ -51,7 +48,7 @@ def site_batches(
     # The k-th of a site's m rows belongs at (k + jitter) / m of the epoch.
     position = (within + torch.rand(rows, generator=generator)) / counts[site[order]]
     for batch in order[torch.argsort(position)].split(batch_size):
-        lacking = (at_least - torch.bincount(site[batch], minlength=len(counts))).clamp_min(0) * (counts > 0)
+        lacking = (2 - torch.bincount(site[batch], minlength=len(counts))).clamp_min(0) * (counts > 0)
         extra = [
             order[first[s] + torch.randint(int(counts[s]), (int(lacking[s]),), generator=generator)]
             for s in lacking.nonzero().flatten().tolist()
@@ -77,30 +74,18 @@ def train(
 ) -> History:
     """Minimise the sum of the terms that ``step`` returns, with Adam and decoupled weight decay.
 
-    Parameters
-    ----------
-    modules
-        What is trained.
-    step
-        Takes row positions and the epoch, returns the named, already scaled terms of the loss.
-    batches
-        Gives the batches of one epoch.
-    validate
-        Returns a loss on held-out rows; training stops after ``patience`` epochs without a new minimum and
-        goes back to it. Without it, the last state is kept.
-    epochs, learning_rate, weight_decay, patience
-        Settings of AdamW and of early stopping; the learning rate falls to 0 along half a cosine.
-    stage, verbose
-        The name of the training, and whether the terminal shows how far it is.
-    checkpoints, generator, beside
-        Where the state is kept, to resume from, and what else it consists of: the generator that batches are
-        drawn from, and other modules with optimisers that ``step`` trains.
+    ``step`` takes row positions and the epoch, and returns the named, already scaled terms of the loss;
+    ``batches`` gives the batches of one epoch. The learning rate falls to 0 along half a cosine. ``validate``
+    returns a loss on held-out rows: training stops after ``patience`` epochs without a new minimum and goes
+    back to it. Without it, the last state is kept. The state is kept in ``checkpoints``, under the name of
+    the ``stage``, to resume from. To it belong the ``generator`` that batches are drawn from, and modules
+    with optimisers that ``step`` trains ``beside``. With ``verbose`` the terminal shows how far training is.
     """
     optimiser = torch.optim.AdamW(modules.parameters(), lr=learning_rate, weight_decay=weight_decay)
     state = _State([(modules, optimiser), *beside], generator or torch.Generator(), checkpoints, stage)
-    history = state.history
+    state.resume()
     distributed.synchronise(modules)
-    begun = len(history.epochs)
+    history, begun = state.history, len(state.history.epochs)
     line = Progress(f"{stage}: epoch", epochs - begun)
     while not history.done:
         epoch = len(history.epochs)
@@ -128,9 +113,8 @@ def train(
                 state.best = copy.deepcopy(modules.state_dict())
         if verbose and distributed.leads():
             line(epoch + 1 - begun)
-        history.done = epoch + 1 >= epochs or (
-            validate is not None and epoch - history.best_epoch >= patience
-        )
+        waited = 0 if validate is None else epoch - history.best_epoch
+        history.done = epoch + 1 >= epochs or waited >= patience
         if history.done:
             if state.best:
                 modules.load_state_dict(state.best)
@@ -139,23 +123,17 @@ def train(
     return history
 
 
+@dataclass
 class _State:
     """All that decides how training continues: parameters, optimisers, random numbers, epoch and batch."""
 
-    def __init__(
-        self,
-        trained: Sequence[Trained],
-        generator: torch.Generator,
-        checkpoints: Checkpoints | None,
-        stage: str,
-    ) -> None:
-        self.trained, self.generator, self.checkpoints, self.stage = trained, generator, checkpoints, stage
-        self.history = History()
-        self.best: dict[str, Tensor] = {}  # the state of the first module in the best epoch
-        self.drawn_from = generator.get_state()  # as the epoch began
-        content = None if checkpoints is None else checkpoints.read(stage)
-        if content is not None:
-            self._resume(*content)
+    trained: Sequence[Trained]
+    generator: torch.Generator
+    checkpoints: Checkpoints | None
+    stage: str
+    history: History = field(default_factory=History)
+    best: dict[str, Tensor] = field(default_factory=dict)  # the first module in the best epoch
+    drawn_from: Tensor = field(default_factory=lambda: torch.empty(0))  # the generator as the epoch began
 
     def count(self, terms: dict[str, Tensor]) -> None:
         """Note a step, and write the state where that is due."""
@@ -177,7 +155,12 @@ class _State:
         numbers |= {f"best.{name}": value for name, value in self.best.items()}
         self.checkpoints.write(self.stage, numbers, vars(self.history))
 
-    def _resume(self, numbers: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def resume(self) -> None:
+        """Load the checkpoint, if there is one."""
+        content = None if self.checkpoints is None else self.checkpoints.read(self.stage)
+        if content is None:
+            return
+        numbers, facts = content
         for k, (module, optimiser) in enumerate(self.trained):
             module.load_state_dict(_under(f"module.{k}.", numbers))
             moments: dict[int, dict[str, Tensor]] = {}
