@@ -14,7 +14,7 @@ import equipool as ep
 from equipool.data import Volumes
 from equipool.estimators import CAIPooler, EquivariantPooler, NaivePooler, RandMatchPooler
 from equipool.exceptions import EquipoolError, InputError
-from equipool.nn import checkpoints, training
+from equipool.nn import checkpoints
 
 SETTINGS = {"steps": 24, "batch_size": 64, "n_latent": 8, "hidden": 16}
 KINDS = {
@@ -51,15 +51,15 @@ def fit(pool, kind="ours", **changes):
 def killed_after(steps, monkeypatch, pool, kind, folder):
     """Fit until some step of the loop, wherever it is, and end there."""
     remaining = iter(range(steps))
-    count = training._State.count
+    write = checkpoints.Checkpoints.write
 
-    def step(state, terms):
-        count(state, terms)
+    def step(self, *state):
+        write(self, *state)
         if next(remaining, None) is None:
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._State, "count", step)
+        patch.setattr(checkpoints.Checkpoints, "write", step)
         with pytest.raises(KilledError):
             fit(pool, kind, checkpoint=folder)
 
@@ -100,7 +100,7 @@ def test_volumes_go_on_too(brains, brain_folder, tmp_path, monkeypatch):
         pooler = EquivariantPooler(encoder="components", steps=6, n_latent=8, hidden=16, **more)
         return pooler.fit(volumes, people["dx"], site=people["site"], covariates=people[["age"]])
 
-    monkeypatch.setattr(training._State, "count", lambda state, terms: 1 / 0)
+    monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit_volumes(checkpoint=tmp_path)
     monkeypatch.undo()

@@ -23,7 +23,7 @@ from equipool.nn import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.resnet import ResNet3d
+from equipool.nn.networks import ResNet3d
 from equipool.sites.design import Design
 from equipool.sites.volume_model import fit_volume_model
 

@@ -1,7 +1,7 @@
 """The group mathematics: rotations of SO(n), the covariates' action on the latent sphere, τ and Φ."""
 
-from equipool.groups.action import CovariateAction
-from equipool.groups.rotations import (
+from equipool.groups.action import (
+    CovariateAction,
     PlaneRotation,
     all_ones_basis,
     all_ones_frequencies,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from equipool.exceptions import InputError
-from equipool.groups.action import CovariateAction
-from equipool.groups.rotations import PlaneRotation
+from equipool.groups.action import CovariateAction, PlaneRotation
 
 
 class FrameTau(nn.Module):
