@@ -14,7 +14,7 @@ import equipool as ep
 from equipool.data import Volumes
 from equipool.estimators import CAIPooler, EquivariantPooler, NaivePooler, RandMatchPooler
 from equipool.exceptions import EquipoolError, InputError
-from equipool.nn import checkpoints
+from equipool.nn import training
 
 SETTINGS = {"steps": 24, "batch_size": 64, "n_latent": 8, "hidden": 16}
 KINDS = {
@@ -38,7 +38,7 @@ def pool():
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """A checkpoint after every step."""
-    monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
+    monkeypatch.setattr(training, "SECONDS", 0.0)
 
 
 def fit(pool, kind="ours", **changes):
@@ -51,7 +51,7 @@ def fit(pool, kind="ours", **changes):
 def killed_after(steps, monkeypatch, pool, kind, folder):
     """Fit until some step of the loop, wherever it is, and end there."""
     remaining = iter(range(steps))
-    write = checkpoints.Checkpoints.write
+    write = training.Checkpoints.write
 
     def step(self, *state):
         write(self, *state)
@@ -59,7 +59,7 @@ def killed_after(steps, monkeypatch, pool, kind, folder):
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints.Checkpoints, "write", step)
+        patch.setattr(training.Checkpoints, "write", step)
         with pytest.raises(KilledError):
             fit(pool, kind, checkpoint=folder)
 
@@ -100,7 +100,7 @@ def test_volumes_go_on_too(brains, brain_folder, tmp_path, monkeypatch):
         pooler = EquivariantPooler(encoder="components", steps=6, n_latent=8, hidden=16, **more)
         return pooler.fit(volumes, people["dx"], site=people["site"], covariates=people[["age"]])
 
-    monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self: 1 / 0)
+    monkeypatch.setattr(training.Checkpoints, "write", lambda *state: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fit_volumes(checkpoint=tmp_path)
     monkeypatch.undo()
@@ -178,8 +178,8 @@ def test_a_process_ended_by_force_goes_on(pool, tmp_path):
     script = (
         "import sys, numpy as np\n"
         "from equipool.estimators import NaivePooler\n"
-        "from equipool.nn import checkpoints\n"
-        "checkpoints.SECONDS = 0\n"
+        "from equipool.nn import training\n"
+        "training.SECONDS = 0\n"
         "with np.load(sys.argv[1]) as p:\n"
         "    NaivePooler(steps=120, patience=99, checkpoint=sys.argv[2]).fit(\n"
         "        p['X'], p['y'], site=p['site'], covariates=p['C'])\n"
@@ -205,7 +205,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path, pool):
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from equipool.nn.checkpoints import locked\n"
+        "from equipool.nn.training import locked\n"
         "with locked(Path(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"

@@ -16,8 +16,8 @@ from equipool import distributed
 from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
 from equipool.estimators.training_data import TrainingData, dense
 from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss, reconstruction_loss
-from equipool.nn.checkpoints import Trained
 from equipool.nn.networks import Adversary
+from equipool.nn.training import Trained
 from equipool.randomness import seeded
 
 N_GROUPS = 5  # equal parts of each covariate's range

@@ -37,9 +37,8 @@ from equipool.estimators.training_data import (
 )
 from equipool.exceptions import InputError
 from equipool.nn import coders, site_batches, train
-from equipool.nn.checkpoints import Checkpoints, Trained, locked
 from equipool.nn.networks import Components, EncoderKind, require_width
-from equipool.nn.training import Step
+from equipool.nn.training import Checkpoints, Step, Trained, locked
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
 

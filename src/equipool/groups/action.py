@@ -21,8 +21,6 @@ from equipool.exceptions import InputError
 def skew(values: Tensor) -> Tensor:
     """Arrange m = n(n-1)/2 numbers (..., m), row by row below the diagonal, as skew matrices (..., n, n).
 
-    Their negatives are above it, so that one number is the generator of the counter-clockwise turn.
-
     Examples
     --------
     >>> skew(torch.tensor([1.0]))

@@ -1,8 +1,7 @@
 """τ, which predicts the covariates from a latent, and Φ of Lemma 5.
 
 Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) is equivariant for any b, not under the whole of SO(n) as the paper states, but under
-the covariates' group, with τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t. This module has
-two such predictions; ``docs/groups.md`` has the proof.
+the covariates' group, with τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t: docs/groups.md.
 """
 
 from __future__ import annotations

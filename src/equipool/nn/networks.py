@@ -79,9 +79,6 @@ def require_width(name: str, module: nn.Module, n_in: int, n_out: int, what: str
         raise InputError(f"Your {name} must give {n_out} {what}. It gives shape {shape} for two rows.")
 
 
-# -- tables --------------------------------------------------------------------------------------------------
-
-
 class Components(nn.Module):
     """Principal components of the training rows, not whitened: what varies most is learned first."""
 
@@ -100,7 +97,6 @@ class Components(nn.Module):
         values, vectors = torch.linalg.eigh(rows @ rows.mT)
         count = min(self.basis.shape[1], len(rows) - 1)
         directions = rows.mT @ vectors[:, -count:].flip(1)
-        self.basis.zero_()
         self.basis[:, :count] = directions / directions.norm(dim=0).clamp_min(1e-12)
         self.scale.copy_((values[-count:].mean() / len(rows)).sqrt().clamp_min(1e-12))
 
@@ -156,9 +152,6 @@ class Adversary:
         return -loss
 
 
-# -- volumes -------------------------------------------------------------------------------------------------
-
-
 class BatchNorm(_BatchNorm):
     """Batch normalisation with the statistics of the whole batch, where several processes share it.
 
@@ -168,7 +161,6 @@ class BatchNorm(_BatchNorm):
     momentum: float
     running_mean: Tensor
     running_var: Tensor
-    num_batches_tracked: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with mean 0 and variance 1 over the batch, scaled and shifted as learned."""
@@ -180,7 +172,6 @@ class BatchNorm(_BatchNorm):
         centred = x - mean.view(shape)
         variance = distributed.total(centred.square().sum(axes)) / count
         with torch.no_grad():
-            self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         scale = self.weight * torch.rsqrt(variance + self.eps)
@@ -197,9 +188,8 @@ class Dropout(nn.Dropout):
         """In training, set a share of the numbers to 0 and scale the others up."""
         if not self.training:
             return x
-        rows = distributed.batch_rows(len(x))
-        kept = torch.empty(rows, *x.shape[1:]).bernoulli_(1 - self.p)[distributed.local_rows()]
-        return x * kept.to(x) / (1 - self.p)
+        kept = torch.empty(distributed.batch_rows(len(x)), *x.shape[1:]).bernoulli_(1 - self.p)
+        return x * kept[distributed.local_rows()].to(x) / (1 - self.p)
 
 
 class ResidualBlock(nn.Module):
