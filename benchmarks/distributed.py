@@ -136,7 +136,7 @@ def train_in_double() -> None:
 
     from equipool.estimators.pooling_estimator import PoolingEstimator
     from equipool.estimators.training_data import ScaledVolumes, TrainingData
-    from equipool.nn.resnet import SingleModule, VolumeDecoder, VolumeEncoder
+    from equipool.nn.networks import SingleModule, VolumeDecoder, VolumeEncoder
 
     torch.set_default_dtype(torch.float64)
     prepare, read = PoolingEstimator._prepare, ScaledVolumes.tensor

@@ -27,7 +27,7 @@ from torch import nn
 
 from equipool import EquivariantPooler
 from equipool.data.volumes import Volumes
-from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
+from equipool.nn.networks import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
 from equipool.simulate.anatomy import Anatomy
 
 PEOPLE = 2000

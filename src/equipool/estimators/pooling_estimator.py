@@ -36,10 +36,9 @@ from equipool.estimators.training_data import (
     voxel_scales,
 )
 from equipool.exceptions import InputError
-from equipool.nn import Components, EncoderKind, coders, site_batches, train
-from equipool.nn.checkpoints import Checkpoints, locked
-from equipool.nn.networks import require_width
-from equipool.nn.training import Step, Trained
+from equipool.nn import coders, site_batches, train
+from equipool.nn.networks import Components, EncoderKind, require_width
+from equipool.nn.training import Checkpoints, Step, Trained, locked
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
 
@@ -263,8 +262,9 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             patience=self.patience,
-            progress=stage if self.verbose else None,
-            checkpoint=None if self._checkpoints is None else self._checkpoints.stage(stage),
+            stage=stage,
+            verbose=self.verbose,
+            checkpoints=self._checkpoints,
             generator=generator,
             beside=beside,
         ).epochs
