@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -16,15 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
-from equipool.data.nifti import ReadMask, check_volumes, read_mask, read_volume, write_volume
+from equipool.data.nifti import Frame, check_volumes, fitting_mask, read_mask, read_volume, write_volume
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import cache_folder, file_sha256, read_json, write_json
+from equipool.files import cache_folder, read_json, write_json
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Rows = Any  # positions, a mask or a slice
 
-SCHEMA = 1  # raised when the same files are cached otherwise
+SCHEMA = 2  # raised when the same files are cached otherwise
 LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
 CHANGED = "Some images changed while they were read; try again when nothing writes to them."
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
@@ -81,9 +80,8 @@ class Volumes:
         if mask is None:
             inside = _derived_mask((np.isfinite(images) & (images != 0)).sum(axis=0), len(images))
         else:
-            inside = read_mask(mask)[0]
-            if inside.shape != images.shape[1:]:
-                raise InputError(f"The mask has shape {inside.shape}, the images {images.shape[1:]}.")
+            x, y, z = images.shape[1:]
+            inside = fitting_mask(mask, Frame((x, y, z), np.array(affine, dtype=np.float64)))
         values = images[:, inside]
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(bad):
@@ -123,7 +121,13 @@ class Volumes:
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
-        folder = Path(cache or cache_folder() / "images") / _key(files, chosen)
+        digest = hashlib.sha256(f"{SCHEMA}".encode())
+        for path in files:
+            digest.update(f"\0{os.path.abspath(path)}".encode())
+        if chosen is not None:
+            digest.update(f"\0{chosen.inside.shape}{chosen.affine}".encode())
+            digest.update(np.packbits(chosen.inside).tobytes())
+        folder = Path(cache or cache_folder() / "images") / digest.hexdigest()[:32]
         volumes = _open(folder, files)
         if volumes is None:
             with _taking_the_place_of(folder) as new:
@@ -210,28 +214,14 @@ class Volumes:
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
 
 
-def _key(files: tuple[Path, ...], chosen: ReadMask | None) -> str:
-    """Return the name of the cache of these files with this mask."""
-    digest = hashlib.sha256(f"{SCHEMA}".encode())
-    for path in files:
-        digest.update(f"\0{os.path.abspath(path)}".encode())
-    if chosen is not None:
-        place = f"\0{chosen.inside.shape}{chosen.affine}"
-        digest.update(place.encode() + np.packbits(chosen.inside).tobytes())
-    return digest.hexdigest()[:32]
-
-
 def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
     try:
         facts = read_json(folder / FACTS)
-        if facts["schema"] != SCHEMA or not _unchanged(folder, files, facts):
+        if facts["files"] != _stamps(files):
             return None
-        mask = np.load(folder / MASK, allow_pickle=False)
-        scales = np.load(folder / SCALES, allow_pickle=False)
+        mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
         shape = len(files), int(mask.sum())
-        if (folder / VALUES).stat().st_size != 2 * shape[0] * shape[1] or scales.shape != (len(files), 2):
-            return None
         store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
         affine = np.array(facts["affine"], dtype=np.float64)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -239,20 +229,10 @@ def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
-def _unchanged(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
-    """Whether the images are those of the cache; only those with another date are read."""
-    touched = False
-    for path, cached in zip(files, facts["files"], strict=True):
-        size, mtime_ns = _stat(path)
-        if size != cached["size"]:
-            return False
-        if mtime_ns != cached["mtime_ns"]:
-            if file_sha256(path) != cached["sha256"]:
-                return False
-            cached["mtime_ns"], touched = mtime_ns, True
-    if touched:
-        write_json(folder / FACTS, facts)
-    return True
+def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:
+    """Return path, size and date of the files, by which a change is noticed."""
+    stats = {path: path.stat() for path in files if path.exists()}
+    return [[os.path.abspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()]
 
 
 @contextmanager
@@ -276,38 +256,27 @@ def _taking_the_place_of(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _fill(
-    folder: Path, files: tuple[Path, ...], chosen: ReadMask | None, *, jobs: int, progress: bool
-) -> None:
-    mask = None if chosen is None else chosen.inside
-    scales = np.zeros((len(files), 2), dtype=np.float32)
-    stats = [_stat(path) for path in files]
+def _fill(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
+    inside: Mask | None = None if mask is None else mask.inside
+    scales, stamps = np.zeros((len(files), 2), dtype=np.float32), _stamps(files)
     with (folder / VALUES).open("wb") as stream:
 
         def keep(k: int, image: FloatArray) -> None:
-            quantised, scales[k] = _quantised(image.ravel() if mask is None else image[mask])
+            quantised, scales[k] = _quantised(image.ravel() if inside is None else image[inside])
             stream.write(quantised.tobytes())
 
-        grid = check_volumes(files, mask=chosen, jobs=jobs, progress=progress, each=keep)
-    if mask is None:
-        mask = _derived_mask(grid.present, len(files))
-        _compact(folder, len(files), mask)
+        grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
+    if inside is None:
+        inside = _derived_mask(grid.present, len(files))
+        with (folder / VALUES).open("rb") as whole, (folder / "compact").open("wb") as compact:
+            for _ in files:  # the mask's voxels, one image at a time
+                compact.write(np.fromfile(whole, np.int16, inside.size)[inside.ravel()].tobytes())
+        (folder / "compact").replace(folder / VALUES)
     np.save(folder / SCALES, scales, allow_pickle=False)
-    np.save(folder / MASK, mask, allow_pickle=False)
-    facts = {
-        "schema": SCHEMA,
-        "images": len(files),
-        "voxels": int(mask.sum()),
-        "shape": grid.shape,
-        "affine": grid.affine.tolist(),
-        "files": [
-            {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
-            for path, (size, mtime_ns) in zip(files, stats, strict=True)
-        ],
-    }
-    if [_stat(path) for path in files] != stats:
+    np.save(folder / MASK, inside, allow_pickle=False)
+    if _stamps(files) != stamps:
         raise EquipoolError(CHANGED)
-    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    write_json(folder / FACTS, {"affine": grid.affine.tolist(), "files": stamps})
 
 
 def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32, np.float32]]:
@@ -336,19 +305,3 @@ def _derived_mask(present: NDArray[Any], images: int) -> Mask:
             "No voxel is different from zero in half of the images; are they aligned? Else give a mask."
         )
     return mask
-
-
-def _compact(folder: Path, images: int, mask: Mask) -> None:
-    """Keep the mask's voxels of whole images, one at a time."""
-    with (folder / VALUES).open("rb") as whole, (folder / "compact").open("wb") as compact:
-        for _ in range(images):
-            compact.write(np.fromfile(whole, np.int16, mask.size)[mask.ravel()].tobytes())
-    (folder / "compact").replace(folder / VALUES)
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return -1, -1
-    return stat.st_size, stat.st_mtime_ns
