@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -59,13 +59,8 @@ def as_label(text: object) -> str:
 
 def write_description(folder: Path, name: str, command: str, **more: str) -> None:
     """Make a folder a BIDS derivative."""
-    facts = {
-        "Name": name,
-        "BIDSVersion": "1.9.0",
-        "DatasetType": "derivative",
-        **more,
-        "GeneratedBy": [{"Name": f"equipool {command}", "Version": __version__}],
-    }
+    facts = {"Name": name, "BIDSVersion": "1.9.0", "DatasetType": "derivative", **more}
+    facts["GeneratedBy"] = [{"Name": f"equipool {command}", "Version": __version__}]
     write_json(folder / "dataset_description.json", facts)
 
 
@@ -90,10 +85,12 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a BIDS folder, which holds sub-… folders.")
-    rows = [_row(path) for path in _candidates(folder, suffix)]
-    if not rows:
+    paths = _candidates(folder, suffix)
+    if not paths:
         raise InputError(_no_images(folder, suffix))
-    frame = pd.DataFrame(rows).astype(object)
+    frame = pd.DataFrame([{"sub": "", **parse_name(path), "path": path} for path in paths], dtype=object)
+    frame = frame.rename(columns={"sub": "participant_id", "ses": "session"}).drop(columns="suffix")
+    frame["participant_id"] = "sub-" + frame["participant_id"]
     frame = frame.where(frame.notna(), None)
     for name, value in entities.items():
         if value is not None:
@@ -110,12 +107,6 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
 def _candidates(folder: Path, suffix: str) -> list[Path]:
     names = (f"{start}_{suffix}.nii{end}" for start in ("sub-*", "sub-*/**/sub-*") for end in ("", ".gz"))
     return sorted({path for name in names for path in folder.glob(name)})
-
-
-def _row(path: Path) -> dict[str, Any]:
-    parts = {key: value for key, value in parse_name(path).items() if key != "suffix"}
-    id, session = f"sub-{parts.pop('sub', '')}", parts.pop("ses", None)
-    return {"participant_id": id, "session": session, "path": path, **parts}
 
 
 def _no_images(folder: Path, suffix: str) -> str:
@@ -151,8 +142,9 @@ def _require_one_each(frame: pd.DataFrame) -> None:
     several = frame[frame.duplicated(KEY, keep=False)]
     if several.empty:
         return
-    groups = [group for _, group in several.groupby(KEY, dropna=False)]
-    first, more = groups[0], f" ({len(groups) - 1} more like this)" if len(groups) > 1 else ""
+    visits = several.groupby(KEY, dropna=False)
+    first = next(group for _, group in visits)
+    more = f" ({len(visits) - 1} more like this)" if len(visits) > 1 else ""
     others = sorted(set(frame.columns) - {*KEY, "path"})
     values = {name: sorted({value or "" for value in first[name]}) for name in others}
     hints = [f"{name} (--{name}: {listed(each)})" for name, each in values.items() if len(each) > 1]
@@ -189,7 +181,17 @@ def read_bids(
     """
     folder = Path(folder)
     images = find_images(folder, suffix=suffix, **entities)
-    table, name = _participants(folder, participants), "the participants' table"
+    if isinstance(participants, pd.DataFrame):
+        table, where = participants, "The participants' table"
+    else:
+        path = folder / "participants.tsv" if participants is None else Path(participants)
+        if not path.is_file():
+            raise InputError(
+                f"{path} does not exist; give the participants' table (participants=, --participants), "
+                "such as the participants.tsv of the raw dataset."
+            )
+        table, where = read_table(path, labels=["participant_id"]), path.name
+    table, name = _with_ids(table, where, "participant_id", "sub-"), "the participants' table"
     table, images = require_partners(table, images, "participant_id", missing_images, name)
     # Where the table and the file names both have, say, a "run", the table's is kept.
     shared = [name for name in images.columns if name in table.columns and name != "participant_id"]
@@ -228,19 +230,6 @@ def require_partners(
     if complaints:
         warnings.warn(f"Left out are {'; '.join(complaints)}.", EquipoolWarning, stacklevel=3)
     return table[table[key].isin(images[key])], images[images[key].isin(table[key])]
-
-
-def _participants(folder: Path, participants: str | Path | pd.DataFrame | None) -> pd.DataFrame:
-    name, column = "The participants' table", "participant_id"
-    if not isinstance(participants, pd.DataFrame):
-        path = folder / "participants.tsv" if participants is None else Path(participants)
-        if not path.is_file():
-            raise InputError(
-                f"{path} does not exist; give the participants' table (participants=, --participants), "
-                "such as the participants.tsv of the raw dataset."
-            )
-        participants, name = read_table(path, labels=[column]), path.name
-    return _with_ids(participants, name, column, "sub-")
 
 
 def _with_ids(frame: pd.DataFrame, where: str, column: str, prefix: str) -> pd.DataFrame:
