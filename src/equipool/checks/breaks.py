@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 
 from equipool.checks.findings import Finding, warning
 from equipool.checks.inputs import Inputs
@@ -128,27 +129,20 @@ def _components(values: FloatArray, regressors: FloatArray) -> FloatArray | None
     residuals = np.clip(residuals[:, varies] / deviation[varies], -WINSOR, WINSOR)
     residuals -= residuals.mean(axis=0)
     n = len(residuals)
-    # The smaller of the two Gram matrices has the same components.
-    if residuals.shape[1] <= n:
-        eigenvalues, vectors = np.linalg.eigh(residuals.T @ residuals)
-        scores = residuals @ vectors
-    else:
-        eigenvalues, vectors = np.linalg.eigh(residuals @ residuals.T)
-        scores = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))
-    first = np.flatnonzero(eigenvalues > 1e-9 * eigenvalues[-1])[::-1][: min(COMPONENTS, n // MIN_ROWS)]
-    standard: FloatArray = scores[:, first] / np.sqrt(eigenvalues[first] / n)
+    # From the Gram matrix of at most MAX_GROUPS rows, however many features there are.
+    first = max(n - min(COMPONENTS, n // MIN_ROWS), 0)
+    eigenvalues, vectors = eigh(residuals @ residuals.T, subset_by_index=(first, n - 1))
+    standard: FloatArray = vectors[:, eigenvalues > 1e-9 * eigenvalues[-1]] * np.sqrt(n)
     return standard
 
 
 def _group_means(values: FloatArray, starts: NDArray[np.intp]) -> FloatArray:
     """Return the means of neighbouring rows; cells without a finite value have the mean of their column."""
     finite = np.isfinite(values)
-    if not finite.all():
-        count = np.maximum(finite.sum(axis=0), 1)
-        values = np.where(finite, values, np.where(finite, values, 0.0).sum(axis=0) / count)
+    count = np.maximum(finite.sum(axis=0), 1)
+    values = np.where(finite, values, np.where(finite, values, 0.0).sum(axis=0) / count)
     rows = np.diff(np.append(starts, len(values)))
-    means: FloatArray = np.add.reduceat(values, starts, axis=0) / rows[:, None]
-    return means
+    return np.asarray(np.add.reduceat(values, starts, axis=0) / rows[:, None])
 
 
 def _regressors(inputs: Inputs) -> FloatArray:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from equipool.exceptions import InputError
 
@@ -37,10 +37,6 @@ class Finding:
     text: str
     columns: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON-ready values."""
-        return asdict(self)
 
 
 def _finding(level: Level, code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from equipool.checks.overlap import (
 WIDTH = 100  # characters of a line
 SITES_SHOWN = 24  # longer tables are cut in the text; report.sites has all of it
 MATRIX_SHOWN = 8
+CONFOUNDING = (
+    "Association of each with the site (0 none, 1 complete: ω² for numbers, Cramér's V for classes):"
+)
 MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 
@@ -62,12 +66,12 @@ class PreflightReport:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """What has to be solved first."""
-        return tuple(finding for finding in self.findings if finding.level == "error")
+        return tuple(one for one in self.findings if one.level == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What the user should know."""
-        return tuple(finding for finding in self.findings if finding.level == "warning")
+        return tuple(one for one in self.findings if one.level == "warning")
 
     @property
     def ok(self) -> bool:
@@ -93,7 +97,7 @@ class PreflightReport:
             "verdict": self.verdict,
             "rows": self.inputs.n_rows,
             "features": len(self.inputs.feature_names),
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "sites": {str(site): row for site, row in sites.to_dict(orient="index").items()},
             "overlap": {name: frame.to_dict() for name, frame in self.overlap.items()},
             "common_support": self.common,
@@ -103,8 +107,45 @@ class PreflightReport:
 
     def __str__(self) -> str:
         """Return the report as text, verdict last, where the eye of a terminal user is."""
-        sections = [_sites_text(self), _overlap_text(self), _confounding_text(self), _findings_text(self)]
-        return "\n\n".join([*(section for section in sections if section), self.verdict])
+        parts = [self._sites_text(), *map(self._overlap_text, self.overlap)]
+        if self.confounding:
+            lines = [f"  {value:.2f}  {name}" for name, value in self.confounding.items()]
+            if (prediction := self.site_prediction) is not None:
+                lines.append(
+                    "  A classifier predicts the site from all of them with a balanced accuracy of "
+                    f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ± "
+                    f"{prediction.chance_error:.2f})"
+                )
+            parts.append("\n".join([CONFOUNDING, *lines]))
+        wrap = partial(textwrap.fill, width=WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines = [wrap(f"{MARKS[one.level]} {one.text}", subsequent_indent="  ") for one in self.findings]
+        return "\n\n".join([*parts, *(["\n".join(lines)] if lines else []), self.verdict])
+
+    def _sites_text(self) -> str:
+        features = plural(len(self.inputs.feature_names), "feature")
+        head = f"{plural(self.inputs.n_rows, 'row')}, {features}, {plural(len(self.sites), 'site')}"
+        if self.sites.empty:
+            return head
+        shown = self.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
+        lines = shown.to_string(float_format=lambda v: f"{v:.4g}" if v == v else "–", line_width=WIDTH)
+        more = len(self.sites) - len(shown)
+        tail = f"\n… and {plural(more, 'smaller site')}" if more else ""
+        return f"{head}\n{textwrap.indent(lines + tail, '  ')}"
+
+    def _overlap_text(self, name: str) -> str:
+        """Return a small matrix whole, of a large one the pairs of sites with the least overlap."""
+        head = (
+            f"Support of {name}: {self.common[name]:.0%} of participants are in the range that all sites "
+            "cover. Share of participants in the range common to two sites:"
+        )
+        if len(frame := self.overlap[name]) <= MATRIX_SHOWN:
+            matrix = frame.to_string(float_format="{:.0%}".format)
+        else:
+            pairs = cautions.pairs_by_overlap(frame)
+            lines = [f"{share:4.0%}  {one} – {other}" for share, one, other in pairs[:5]]
+            median = np.median([share for share, *_ in pairs])
+            matrix = "\n".join([*lines, f"… the least of {len(pairs)} pairs; median {median:.0%}"])
+        return f"{textwrap.fill(head, WIDTH)}\n{textwrap.indent(matrix, '  ')}"
 
 
 def preflight(
@@ -130,8 +171,8 @@ def preflight(
         *break_cautions(inputs, measured),
         *cautions.notes(inputs),
     ]
-    sites = _site_table(inputs)
-    return PreflightReport(inputs, by_level(findings), sites, overlap, common, confounding, prediction)
+    table = _site_table(inputs)
+    return PreflightReport(inputs, by_level(findings), table, overlap, common, confounding, prediction)
 
 
 def _site_table(inputs: Inputs) -> pd.DataFrame:
@@ -171,65 +212,14 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
     strength: dict[str, float] = {}
     for name, values, is_class in columns:
         finite = np.isfinite(values)
-        values, sites = values[finite], np.unique(site_index[finite], return_inverse=True)[1]
-        if len(np.unique(values)) > 1:
-            strength[name] = (
-                cramers_v(values.astype(int), sites) if is_class else omega_squared(values, sites)
-            )
+        measure, sites = (
+            cramers_v if is_class else omega_squared,
+            np.unique(site_index[finite], return_inverse=True)[1],
+        )
+        if len(np.unique(values[finite])) > 1:
+            strength[name] = measure(values[finite], sites)
     complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
     if not columns or not complete.any():
         return strength, None
     variables = np.column_stack([values[complete] for _, values, _ in columns])
     return strength, predict_site(variables, site_index[complete])
-
-
-def _sites_text(report: PreflightReport) -> str:
-    features, sites = plural(len(report.inputs.feature_names), "feature"), plural(len(report.sites), "site")
-    head = f"{plural(report.inputs.n_rows, 'row')}, {features}, {sites}"
-    if report.sites.empty:
-        return head
-    shown = report.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
-    lines = shown.to_string(float_format=lambda v: f"{v:.4g}" if v == v else "–", line_width=WIDTH)
-    more = len(report.sites) - SITES_SHOWN
-    tail = f"\n… and {plural(more, 'smaller site')}" if more > 0 else ""
-    return f"{head}\n{textwrap.indent(lines + tail, '  ')}"
-
-
-def _overlap_text(report: PreflightReport) -> str:
-    parts = []
-    for name, frame in report.overlap.items():
-        head = (
-            f"Support of {name}: {report.common[name]:.0%} of participants are in the range that all sites "
-            "cover. Share of participants in the range common to two sites:"
-        )
-        parts.append(f"{textwrap.fill(head, WIDTH)}\n{textwrap.indent(_pairs_text(frame), '  ')}")
-    return "\n\n".join(parts)
-
-
-def _pairs_text(frame: pd.DataFrame) -> str:
-    """Return a small matrix whole, of a large one the pairs with the least overlap."""
-    if len(frame) <= MATRIX_SHOWN:
-        return frame.to_string(float_format=lambda share: f"{share:.0%}")
-    pairs = cautions.pairs_by_overlap(frame)
-    lines = [f"{share:4.0%}  {one} – {other}" for share, one, other in pairs[:5]]
-    median = np.median([share for share, *_ in pairs])
-    return "\n".join([*lines, f"… the least of {len(pairs)} pairs; median {median:.0%}"])
-
-
-def _confounding_text(report: PreflightReport) -> str:
-    if not report.confounding:
-        return ""
-    head = "Association of each with the site (0 none, 1 complete: ω² for numbers, Cramér's V for classes):"
-    lines = [head, *(f"  {value:.2f}  {name}" for name, value in report.confounding.items())]
-    if (prediction := report.site_prediction) is not None:
-        lines.append(
-            "  A classifier predicts the site from all of them with a balanced accuracy of "
-            f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ± "
-            f"{prediction.chance_error:.2f})"
-        )
-    return "\n".join(lines)
-
-
-def _findings_text(report: PreflightReport) -> str:
-    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrap.fill(f"{MARKS[finding.level]} {finding.text}") for finding in report.findings)
