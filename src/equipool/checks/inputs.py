@@ -109,10 +109,9 @@ class Inputs:
             frame[features],
             frame[site],
             frame[covariates],
-            frame[target] if target else None,
-            frame[id] if id else None,
-            roles.get("levels"),
-            roles.get("task"),
+            target=frame[target] if target else None,
+            ids=frame[id] if id else None,
+            coding=roles,
             left_out=tuple((name, reason) for name, reason in reasons.items() if reason),
             has_features=images is None,
         )
@@ -139,10 +138,9 @@ class Inputs:
             features,
             _series(site, "site"),
             C,
-            None if y is None else _series(y, "target"),
-            None if ids is None else _series(ids, "id"),
-            arrays.get("levels"),
-            arrays.get("task"),
+            target=None if y is None else _series(y, "target"),
+            ids=None if ids is None else _series(ids, "id"),
+            coding=arrays,
             has_features=X is not None,
         )
 
@@ -152,29 +150,30 @@ class Inputs:
         features: pd.DataFrame,
         site: pd.Series[Any],
         covariates: pd.DataFrame,
+        *,
         target: pd.Series[Any] | None,
         ids: pd.Series[Any] | None,
-        levels: Mapping[str, Levels] | None,
-        task: Task | None,
+        coding: Roles | Arrays,
         **more: Any,
     ) -> Inputs:
-        X, text_in_features = _numbers(features)
-        C, all_levels, text_in_covariates = _covariates(covariates, levels)
-        text_in_target: list[TextCell] = []
+        X, text = _numbers(features)
+        C, levels, text_in_covariates = _covariates(covariates, coding.get("levels"))
+        text += text_in_covariates
         if target is not None:
-            more["target"], more["task"], text_in_target = _target(target, task)
+            more["target"], more["task"], text_in_target = _target(target, coding.get("task"))
             more["target_name"] = target.name
+            text += text_in_target
         if ids is not None:
-            more |= {"ids": _labels(ids), "id_name": ids.name}
+            more |= {"ids": parse_labels(ids), "id_name": ids.name}
         return cls(
             X=X,
             feature_names=tuple(features.columns),
-            site=_labels(site),
+            site=parse_labels(site),
             site_name=str(site.name),
             covariates=C,
             covariate_names=tuple(covariates.columns),
-            levels=all_levels,
-            text_cells=(*text_in_features, *text_in_covariates, *text_in_target),
+            levels=levels,
+            text_cells=tuple(text),
             **more,
         )
 
@@ -228,9 +227,7 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
 def require_length(name: str, values: Any, rows: int) -> None:
     """Raise an error where there is not one value for each row of X."""
     if len(values) != rows:
-        raise InputError(
-            f"{name} has {len(values)} values but X has {rows} rows; give one for each row of X."
-        )
+        raise InputError(f"{name} has {len(values)} values but X has {rows} rows; give one for each row.")
 
 
 def _as_names(names: str | Sequence[str]) -> list[str]:
@@ -241,9 +238,7 @@ def refuse_double_names(names: Iterable[object], where: str) -> None:
     """Raise an error where a table has a column twice."""
     double = sorted(str(name) for name, count in Counter(names).items() if count > 1)
     if double:
-        raise InputError(
-            f"{where} has the column {listed(double)} more than once; rename or drop the copies."
-        )
+        raise InputError(f"{where} has the column {listed(double)} more than once; rename or drop copies.")
 
 
 def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) -> list[str]:
@@ -273,24 +268,29 @@ def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def parse_labels(values: Any) -> ObjectArray:
-    """Return labels given after fit in the form they have at fit: text, ``None`` where missing."""
-    return _labels(_series(values))
+    """Return labels as text, ``None`` where missing or blank; whole floats lose their ".0"."""
+    column = _series(values)
+    if pd.api.types.is_float_dtype(column):
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        present = numbers[~np.isnan(numbers)]
+        # Beyond 2^53 a float is no count any more, and infinity never was one.
+        if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
+            column = pd.Series(numbers).round().astype("Int64")
+    labels = np.array([str(value) for value in column], dtype=object)
+    labels[column.isna().to_numpy() | np.array([not label.strip() for label in labels], dtype=bool)] = None
+    return labels
 
 
 def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
     """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
     frame = as_at_fit(values, names)
     numbers, _, cells = _covariates(frame, dict(zip(names, levels, strict=True)))
-    if cells:
-        raise InputError(
-            f"The covariate {cells[0].column!r} is {cells[0].value!r} in row {cells[0].row + 1}, which was "
-            "not seen at fit; correct it, or leave the row out."
-        )
+    for name, row, value in cells:
+        what = f"The covariate {name!r} is {value!r} in row {row + 1}, which was not seen at fit"
+        raise InputError(f"{what}; correct it, or leave the row out.")
     for row, column in np.argwhere(~np.isfinite(numbers)):
-        raise InputError(
-            f"The covariate {names[column]!r} has no finite value in row {row + 1}; fill it in or "
-            "drop the row."
-        )
+        where = f"The covariate {names[column]!r} has no finite value in row {row + 1}"
+        raise InputError(f"{where}; fill it in or drop the row.")
     return numbers
 
 
@@ -301,10 +301,8 @@ def as_at_fit(values: Any, names: Sequence[str]) -> pd.DataFrame:
         require_columns(frame, names)
         return frame[list(names)]
     if frame.shape[1] != len(names):
-        raise InputError(
-            f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
-            "give the same."
-        )
+        what = f"There were {len(names)} covariate(s) at fit ({listed(names)})"
+        raise InputError(f"{what}. Got {frame.shape[1]}; give the same.")
     return frame.set_axis(list(names), axis=1)
 
 
@@ -356,25 +354,21 @@ def _covariates(
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         numbers, text = _numbers(frame[[name]])
-        levels = _text_levels(frame[name], text) if given is None else given.get(name)
+        labels = parse_labels(frame[name])
+        levels = None if given is None else given.get(name)
+        # Only a column without a single number is a category, else text is a slip.
+        if given is None and text and len(text) == frame[name].notna().sum():
+            different = sorted({label for label in labels if label is not None})
+            levels = tuple(different) if len(different) <= 2 else None
         all_levels.append(levels)
         if levels is None:
             values[:, k] = numbers[:, 0]
             cells += text
-            continue
-        for row, label in enumerate(_labels(frame[name])):
-            values[row, k] = levels.index(label) if label in levels else np.nan
-            if label is not None and label not in levels:
-                cells.append(TextCell(str(name), row, label))
+        else:
+            values[:, k] = [levels.index(label) if label in levels else np.nan for label in labels]
+            unknown = [row for row, label in enumerate(labels) if label is not None and label not in levels]
+            cells += [TextCell(str(name), row, labels[row]) for row in unknown]
     return values, tuple(all_levels), cells
-
-
-def _text_levels(column: pd.Series[Any], text: Sequence[TextCell]) -> Levels:
-    """Return the levels of a category; only a column without a single number is one, else text is a slip."""
-    if not text or len(text) < column.notna().sum():
-        return None
-    levels = sorted({label for label in _labels(column) if label is not None})
-    return tuple(levels) if len(levels) <= 2 else None
 
 
 def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Task, list[TextCell]]:
@@ -382,40 +376,23 @@ def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Ta
     if task not in (None, "class", "number"):
         raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
     if (task or _guess_task(column)) == "class":
-        return _labels(column), "class", []
+        return parse_labels(column), "class", []
     values, cells = _numbers(column.to_frame())
     return values[:, 0], "number", cells
 
 
 def _guess_task(column: pd.Series[Any]) -> Task:
     """Text, booleans and few whole numbers are classes; everything else is a number."""
-    if pd.api.types.is_bool_dtype(column):
+    if pd.api.types.is_bool_dtype(column) or _not_numbers(column):
         return "class"
-    if not pd.api.types.is_numeric_dtype(column):
-        if _not_numbers(column):
-            return "class"
-        # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
-        numbers = as_numbers(column)
-        if numbers.isna().sum() > column.isna().sum():
-            return "number"  # with cells that will be named
-        column = numbers
-    present = column.dropna().to_numpy(dtype=np.float64)
+    # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
+    numbers = as_numbers(column)
+    if numbers.isna().sum() > column.isna().sum():
+        return "number"  # with cells that will be named
+    present = numbers.dropna().to_numpy(dtype=np.float64)
     present = present[np.isfinite(present)]
     whole = bool((present == np.round(present)).all())
     return "class" if whole and len(np.unique(present)) <= 10 else "number"
-
-
-def _labels(column: pd.Series[Any]) -> ObjectArray:
-    """Return labels as text, ``None`` where missing or blank; whole floats lose their ".0"."""
-    if pd.api.types.is_float_dtype(column):
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        present = values[~np.isnan(values)]
-        # Beyond 2^53 a float is no count any more, and infinity never was one.
-        if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
-            column = pd.Series(values).round().astype("Int64")
-    labels = np.array([str(value) for value in column], dtype=object)
-    labels[column.isna().to_numpy() | np.array([not label.strip() for label in labels], dtype=bool)] = None
-    return labels
 
 
 def _series(values: Any, name: str = "") -> pd.Series[Any]:
