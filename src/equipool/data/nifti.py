@@ -63,8 +63,7 @@ class Grid:
 
     def __str__(self) -> str:
         """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
-        sizes = _times(voxel_sizes(self.affine).round(3))
-        return f"{_times(self.shape)} voxels of {sizes} mm, {_orientation(self.affine)}"
+        return _described(Frame(self.shape, self.affine))
 
 
 def check_volumes(
@@ -189,9 +188,8 @@ def fitting_mask(mask: ArrayLike | str | Path | ReadMask, frame: Frame) -> Mask:
     """Return the voxels of a mask; raise an error where it is not on the grid."""
     inside, affine = read_mask(mask)
     if inside.shape != frame.shape:
-        raise InputError(
-            f"The mask has {_times(inside.shape)} voxels, the images have {_times(frame.shape)}; resample it."
-        )
+        what = f"The mask has {_times(inside.shape)} voxels, the images have {_times(frame.shape)}"
+        raise InputError(f"{what}; resample it.")
     if affine is not None and not _same(affine, frame.affine):
         raise InputError("The affine of the mask is not that of the images; resample it to their grid.")
     return inside
@@ -228,9 +226,8 @@ def write_volume(
         like = nibabel.Nifti1Image(data, np.asarray(like, dtype=np.float64))
         like.header.set_xyzt_units("mm")
     if data.shape != like.shape[:3]:
-        raise InputError(
-            f"The values have {_times(data.shape)} voxels, {path.name} needs {_times(like.shape[:3])}."
-        )
+        what = f"The values have {_times(data.shape)} voxels"
+        raise InputError(f"{what}, {path.name} needs {_times(like.shape[:3])}.")
     header = like.header.copy()
     header.set_data_dtype(data.dtype)
     kind: Any = nibabel.Nifti2Image if isinstance(like, nibabel.Nifti2Image) else nibabel.Nifti1Image
@@ -247,35 +244,38 @@ def write_volume(
 
 def _common_grid(files: Sequence[Path]) -> tuple[Frame, dict[int, str]]:
     """Return the grid of most images, and what is wrong with files by their headers, by position."""
-    headers: dict[int, Frame] = {}
-    problems: dict[int, str] = {}
     first: dict[Path, int] = {}
+    read: dict[int, Frame | str] = {}
     for k, path in enumerate(files):
         before = first.setdefault(path.resolve(), k)
-        header = _read_header(path) if before == k else f"is given twice, in rows {before + 1} and {k + 1}"
-        if isinstance(header, str):
-            problems[k] = header
-        else:
-            headers[k] = header
+        twice = f"is given twice, in rows {before + 1} and {k + 1}"
+        read[k] = _read_header(path) if before == k else twice
+    problems = {k: header for k, header in read.items() if isinstance(header, str)}
+    headers = {k: header for k, header in read.items() if isinstance(header, Frame)}
     if not headers:
         _raise_problems(files, problems)
-    usual, different = _majority(headers)
-    return usual, problems | different
+    keys = {k: (header.shape, tuple(header.affine.round(2).ravel())) for k, header in headers.items()}
+    (key, _), *_ = Counter(keys.values()).most_common(1)
+    usual = next(header for k, header in headers.items() if keys[k] == key)
+    unlike = {k: _difference(header, usual) for k, header in headers.items()}
+    unlike = {k: text for k, text in unlike.items() if text}
+    as_in = f"as in {len(headers) - len(unlike)} of {plural(len(headers), 'file')}"
+    return usual, problems | {k: f"{text} {as_in}" for k, text in unlike.items()}
 
 
 def _read_header(path: Path) -> Frame | str:
     """Return the header, or what is wrong with it or with the file."""
     if path.is_dir():
         return "is a folder, not an image"
-    if not path.is_file():
-        return (
-            "is a link to a file that is not here (datalad get?)" if path.is_symlink() else "does not exist"
-        )
+    if path.is_symlink() and not path.exists():
+        return "is a link to a file that is not here (datalad get?)"
+    if not path.exists():
+        return "does not exist"
     try:
         image = nibabel.load(path)
-        return (
-            _checked_header(image, path) if isinstance(image, nibabel.Nifti1Image) else "is not a NIfTI file"
-        )
+        if not isinstance(image, nibabel.Nifti1Image):
+            return "is not a NIfTI file"
+        return _checked_header(image, path)
     except nibabel.filebasedimages.ImageFileError:
         return "is not a NIfTI file, or broken at its beginning"
     except Exception as error:  # whatever the reader meets in a damaged file
@@ -300,44 +300,23 @@ def _checked_header(image: Any, path: Path) -> Frame | str:
     return Frame((sizes[0], sizes[1], sizes[2]), affine)
 
 
-def _majority(headers: Mapping[int, Frame]) -> tuple[Frame, dict[int, str]]:
-    """Return the shape and affine of most images, and how others differ from them, by position."""
-    total = plural(len(headers), "file")
-    shape, count = Counter(header.shape for header in headers.values()).most_common(1)[0]
-    kept = {k: header for k, header in headers.items() if header.shape == shape}
-    rounded = {k: tuple(header.affine.round(2).ravel()) for k, header in kept.items()}
-    most = Counter(rounded.values()).most_common(1)[0][0]
-    usual = next(kept[k] for k in kept if rounded[k] == most)
-    alike = sum(_same(header.affine, usual.affine) for header in kept.values())
-    problems: dict[int, str] = {}
-    for k, header in headers.items():
-        if header.shape != shape:
-            problems[k] = (
-                f"has {_times(header.shape)} voxels, expected {_times(shape)} as in {count} of {total}"
-            )
-        elif not _same(header.affine, usual.affine):
-            problems[k] = f"{_affine_difference(header.affine, usual.affine)} as in {alike} of {total}"
-    return usual, problems
-
-
 def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE)
 
 
-def _orientation(affine: NDArray[np.float64]) -> str:
-    """Return the directions of the axes, such as RAS."""
-    return "".join(map(str, nibabel.aff2axcodes(affine)))
+def _described(frame: Frame) -> str:
+    sizes, axes = voxel_sizes(frame.affine).round(3), nibabel.aff2axcodes(frame.affine)
+    return f"{_times(frame.shape)} voxels of {_times(sizes)} mm, {''.join(map(str, axes))}"
 
 
-def _affine_difference(affine: NDArray[np.float64], usual: NDArray[np.float64]) -> str:
-    sizes, usual_sizes = voxel_sizes(affine), voxel_sizes(usual)
-    if _orientation(affine) != _orientation(usual):
-        return f"has the orientation {_orientation(affine)} against {_orientation(usual)}"
-    if not _same(sizes, usual_sizes):
-        return f"has voxels of {_times(sizes)} mm, expected {_times(usual_sizes)} mm"
-    if not _same(affine[:3, :3], usual[:3, :3]):
+def _difference(frame: Frame, usual: Frame) -> str:
+    """Return how a grid differs from the usual one, "" if it does not."""
+    if (described := _described(frame)) != _described(usual):
+        return f"has {described}, expected {_described(usual)}"
+    if not _same(frame.affine[:3, :3], usual.affine[:3, :3]):
         return "is rotated against the affine"
-    return f"is shifted by {np.linalg.norm(affine[:3, 3] - usual[:3, 3]):.3g} mm against the affine"
+    shift = np.linalg.norm(frame.affine[:3, 3] - usual.affine[:3, 3])
+    return "" if _same(frame.affine, usual.affine) else f"is shifted by {shift:.3g} mm against the affine"
 
 
 def _read_checked(
@@ -366,23 +345,18 @@ def _warn_of_brightness(files: Sequence[Path], brightness: Mapping[int, float]) 
     usual = float(np.median(list(brightness.values())))
     odd = [files[k] for k, value in brightness.items() if not usual / UNLIKE <= value <= usual * UNLIKE]
     if odd:
-        text = (
-            f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below "
-            "those of the other images; were they scaled differently?"
-        )
+        what = f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below"
+        text = f"{what} those of the other images; were they scaled differently?"
         warnings.warn(text, EquipoolWarning, stacklevel=2)
 
 
 def _raise_problems(paths: Sequence[Path], problems: Mapping[int, str]) -> None:
-    if not problems:
-        return
     lines = [f"{paths[k]} {problems[k]}" for k in sorted(problems)]
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"and {len(lines) - SHOWN} more"]
-    raise InputError(
-        f"{len(problems)} of {plural(len(paths), 'image')} cannot be used; repair them or leave them out:\n  "
-        + "\n  ".join(lines)
-    )
+    if problems:
+        what = f"{len(problems)} of {plural(len(paths), 'image')} cannot be used"
+        raise InputError("\n  ".join([f"{what}; repair them or leave them out:", *lines]))
 
 
 def _times(sizes: Iterable[Any]) -> str:
