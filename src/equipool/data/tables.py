@@ -7,7 +7,7 @@ import lzma
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ DAMAGED = (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError, zl
 
 
 def read_table(
-    path: str | Path, *, labels: Sequence[str] | Callable[[list[str]], Sequence[str]] = ()
+    path: str | Path, *, labels: Sequence[str | None] | Callable[[list[str]], Sequence[str | None]] = ()
 ) -> pd.DataFrame:
     """Read a CSV, TSV or Parquet file, plain or compressed.
 
@@ -68,10 +68,8 @@ def write_table(path: Path, frame: pd.DataFrame, *, missing: str = "", **options
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         return write_whole(path, buffer.getvalue())
-    text = frame.to_csv(
-        sep=DELIMITERS[path.suffix], index=False, na_rep=missing, lineterminator="\n", **options
-    )
-    return write_whole(path, text)
+    options |= {"sep": DELIMITERS[path.suffix], "na_rep": missing, "lineterminator": "\n"}
+    return write_whole(path, frame.to_csv(index=False, **options))
 
 
 def check(
@@ -118,7 +116,7 @@ def check(
     ['small-site', 'disjoint-support']
     """
     if not isinstance(table, pd.DataFrame):
-        table = read_table(table, labels=label_columns(site, roles))
+        table = read_table(table, labels=[site, roles.get("id")])
     if images is None:
         return preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
     inputs = Inputs.from_frame(table, site=site, images=images, **roles)
@@ -167,11 +165,6 @@ def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
     return tuple(Path(str(value)) for value in frame[column])
 
 
-def label_columns(site: str, roles: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a table that must be read as text."""
-    return [name for name in (site, roles.get("id")) if name]
-
-
 def table_kind(path: Path) -> str:
     """Return the ending that says what a file is, compressed or not."""
     if not path.is_file():
@@ -179,9 +172,7 @@ def table_kind(path: Path) -> str:
         raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
     kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
     if not kinds or kinds[-1] not in {*PARQUET, *DELIMITERS}:
-        raise InputError(
-            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
-        )
+        raise InputError(f"{path.name} is no table that equipool reads; save it as .csv, .tsv or .parquet.")
     return kinds[-1]
 
 
@@ -189,13 +180,11 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except ImportError as error:
-        raise MissingExtraError(
-            f"Reading {path.name} needs pyarrow; install it with: pip install 'equipool[parquet]'."
-        ) from error
+        text = f"Reading {path.name} needs pyarrow; install it with: pip install 'equipool[parquet]'."
+        raise MissingExtraError(text) from error
     except Exception as error:  # whatever the reader meets in a damaged file
-        raise InputError(
-            f"{path.name} cannot be read as Parquet ({first_line(error)}); copy it anew, or save it as .csv."
-        ) from error
+        what = f"{path.name} cannot be read as Parquet ({first_line(error)})"
+        raise InputError(f"{what}; copy it anew, or save it as .csv.") from error
 
 
 @contextmanager
@@ -209,18 +198,14 @@ def _readable(path: Path) -> Iterator[None]:
     except InputError:
         raise
     except (*DAMAGED, pd.errors.ParserWarning) as error:
-        what = (
-            f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another file"
-        )
+        what = f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another"
         if isinstance(error, pd.errors.EmptyDataError):
             what = "is empty; it needs a header and at least one row"
         elif isinstance(error, UnicodeDecodeError):
             what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
         elif isinstance(error, pd.errors.ParserWarning):
-            what = (
-                "has rows with more cells than the header has names; name every column (R: "
-                "write.csv(..., row.names = FALSE))"
-            )
+            remedy = "name every column (R: write.csv(..., row.names = FALSE))"
+            what = f"has rows with more cells than the header has names; {remedy}"
         raise InputError(f"{path.name} {what}.") from error
 
 
