@@ -110,8 +110,8 @@ def _columns(inputs: Inputs) -> list[tuple[str, str, NDArray[Any] | None]]:
 def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
     text = {(cell.column, cell.row) for cell in inputs.text_cells}
     for role, name, values in _columns(inputs):
-        missing = np.flatnonzero(pd.isna(values)) if values is not None else ()
-        rows = [int(row) for row in missing if (name, row) not in text]
+        missing = np.flatnonzero(pd.isna(values)).tolist() if values is not None else ()
+        rows = [row for row in missing if (name, row) not in text]
         if rows:
             what = f"Column {name!r} ({role}) is empty in {inputs.rows_text(rows)}"
             yield error(f"missing-{role}", f"{what}; fill it in or drop these rows.", name, rows=rows)

@@ -22,6 +22,9 @@ FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
 
 
+DATES = "mM"  # kinds of NumPy's dtypes
+
+
 class Roles(TypedDict, total=False):
     """What a table's columns are; ``site`` is always asked for by name."""
 
@@ -93,10 +96,8 @@ class Inputs:
         require_columns(frame, [*taken, *ignore])
         for name, count in Counter(taken).items():
             if count > 1:
-                raise InputError(
-                    f"Column {name!r} was given two roles; give it one: the site, a covariate, the target or "
-                    "the id."
-                )
+                remedy = "give it one: the site, a covariate, the target or the id"
+                raise InputError(f"Column {name!r} was given two roles; {remedy}.")
         chosen = [] if images else roles.get("features")
         reasons: dict[str, str] = {}
         if chosen is None:
@@ -105,13 +106,12 @@ class Inputs:
             features = [name for name, reason in reasons.items() if not reason]
         else:
             features = _match_names(frame, _as_names(chosen), {*taken, *ignore})
+        columns = {"site": site, "target": target, "id": id}
         return cls._parsed(
             frame[features],
-            frame[site],
             frame[covariates],
-            target=frame[target] if target else None,
-            ids=frame[id] if id else None,
-            coding=roles,
+            {role: frame[name] for role, name in columns.items() if name},
+            roles,
             left_out=tuple((name, reason) for name, reason in reasons.items() if reason),
             has_features=images is None,
         )
@@ -120,59 +120,47 @@ class Inputs:
     def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
         """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
         features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
-        covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
-        for name, values in {"site": site, "covariates": covariates, "y": y, "ids": ids}.items():
-            if values is not None:
+        for name, values in {"site": site, **arrays}.items():
+            if name in ("site", "covariates", "y", "ids") and values is not None:
                 require_length(name, values, len(features))
+        covariates, names = arrays.get("covariates"), arrays.get("covariate_names")
         C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        if (names := arrays.get("covariate_names")) is not None:
+        if names is not None:
             names = _as_names(names)
             if len(names) != C.shape[1]:
-                raise InputError(
-                    f"covariate_names has {len(names)} names for {C.shape[1]} covariates; give one for each."
-                )
+                what = f"covariate_names has {len(names)} names for {C.shape[1]} covariates"
+                raise InputError(f"{what}; give one for each.")
             C = C.set_axis(names, axis=1)
         refuse_double_names(features.columns, "X")
         refuse_double_names(C.columns, "covariates")
-        return cls._parsed(
-            features,
-            _series(site, "site"),
-            C,
-            target=None if y is None else _series(y, "target"),
-            ids=None if ids is None else _series(ids, "id"),
-            coding=arrays,
-            has_features=X is not None,
-        )
+        columns = {"site": site, "target": arrays.get("y"), "id": arrays.get("ids")}
+        series = {role: _series(values, role) for role, values in columns.items() if values is not None}
+        return cls._parsed(features, C, series, arrays, has_features=X is not None)
 
     @classmethod
     def _parsed(
         cls,
         features: pd.DataFrame,
-        site: pd.Series[Any],
         covariates: pd.DataFrame,
-        *,
-        target: pd.Series[Any] | None,
-        ids: pd.Series[Any] | None,
+        columns: Mapping[str, pd.Series[Any]],  # site, target and id
         coding: Roles | Arrays,
         **more: Any,
     ) -> Inputs:
         X, text = _numbers(features)
         C, levels, text_in_covariates = _covariates(covariates, coding.get("levels"))
         text += text_in_covariates
-        if target is not None:
-            more["target"], more["task"], text_in_target = _target(target, coding.get("task"))
-            more["target_name"] = target.name
+        if "target" in columns:
+            more["target"], more["task"], text_in_target = _target(columns["target"], coding.get("task"))
             text += text_in_target
-        if ids is not None:
-            more |= {"ids": parse_labels(ids), "id_name": ids.name}
+        more |= {f"{role}_name": str(column.name) for role, column in columns.items()}
         return cls(
             X=X,
             feature_names=tuple(features.columns),
-            site=parse_labels(site),
-            site_name=str(site.name),
+            site=parse_labels(columns["site"]),
             covariates=C,
             covariate_names=tuple(covariates.columns),
             levels=levels,
+            ids=parse_labels(columns["id"]) if "id" in columns else None,
             text_cells=tuple(text),
             **more,
         )
@@ -219,9 +207,8 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
     for name in (name for name in names if name not in frame.columns):
         same = [column for column in frame.columns if column.lower() == name.lower()]
         otherwise = f"add it, or name one of {listed(frame.columns, shown=12)}."
-        raise InputError(
-            f"The table has no column {name!r}; {did_you_mean([*same, name][0], frame.columns, otherwise)}"
-        )
+        hint = did_you_mean([*same, name][0], frame.columns, otherwise)
+        raise InputError(f"The table has no column {name!r}; {hint}")
 
 
 def require_length(name: str, values: Any, rows: int) -> None:
@@ -251,10 +238,8 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
         if not hits:
             require_columns(frame, [pattern])
         if hits & taken:
-            raise InputError(
-                f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target, the id, "
-                "or to be ignored; leave it out."
-            )
+            roles = "the site, a covariate, the target, the id, or to be ignored"
+            raise InputError(f"Column {pattern!r} cannot be a feature: it is {roles}; leave it out.")
         matched |= hits
     return [name for name in frame.columns if name in matched]
 
@@ -306,17 +291,12 @@ def as_at_fit(values: Any, names: Sequence[str]) -> pd.DataFrame:
     return frame.set_axis(list(names), axis=1)
 
 
-def _is_time(column: Any) -> bool:
-    """Say whether a column, or a dtype, is of dates or durations."""
-    return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
-
-
 def _not_numbers(column: pd.Series[Any]) -> str:
     """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
     present = column.dropna()
     if present.empty and len(column):
         return "empty"
-    if _is_time(column):
+    if column.dtype.kind in DATES:
         return "dates"
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return ""
@@ -332,10 +312,9 @@ def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, list[TextCell]]:
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         column = frame[name]
-        if _is_time(column):
-            raise InputError(
-                f"Column {name!r} holds dates or durations; give it as a number, such as the age in years."
-            )
+        if column.dtype.kind in DATES:
+            what = f"Column {name!r} holds dates or durations"
+            raise InputError(f"{what}; give it as a number, such as the age in years.")
         values[:, k] = as_numbers(column).to_numpy(dtype=np.float64, na_value=np.nan)
         text = np.flatnonzero(column.notna().to_numpy() & np.isnan(values[:, k]))
         cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in text]

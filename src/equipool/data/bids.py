@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -59,7 +59,7 @@ def as_label(text: object) -> str:
 
 def write_description(folder: Path, name: str, command: str, **more: str) -> None:
     """Make a folder a BIDS derivative."""
-    facts = {"Name": name, "BIDSVersion": "1.9.0", "DatasetType": "derivative", **more}
+    facts: dict[str, Any] = {"Name": name, "BIDSVersion": "1.9.0", "DatasetType": "derivative", **more}
     facts["GeneratedBy"] = [{"Name": f"equipool {command}", "Version": __version__}]
     write_json(folder / "dataset_description.json", facts)
 

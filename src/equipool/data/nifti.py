@@ -158,7 +158,8 @@ def read_grid(path: Path) -> Frame | None:
 
 def read_volume(path: Path) -> FloatArray:
     """Return the values of one image, (x, y, z)."""
-    values = np.asarray(nibabel.load(path).dataobj, dtype=np.float32)
+    image: Any = nibabel.load(path)
+    values = np.asarray(image.dataobj, dtype=np.float32)
     return values.reshape(values.shape[:3])
 
 

@@ -272,7 +272,7 @@ class PooledDataset:
             raise InputError("Select rows with a mask, a list of positions or a slice, not a single number.")
         images = None if self.images is None else tuple(self.images[k] for k in positions)
         arrays = {name: getattr(self, name) for name in ("X", "y", "site", "C", "ids")}
-        parts = {name: None if array is None else array[positions] for name, array in arrays.items()}
+        parts: Any = {name: None if array is None else array[positions] for name, array in arrays.items()}
         return replace(self, images=images, **parts)
 
     def split(
