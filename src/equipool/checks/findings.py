@@ -17,26 +17,15 @@ SHOWN = 5  # how many names or rows a sentence lists before it only counts the r
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check.
+    """One result of a check."""
 
-    Parameters
-    ----------
-    level
-        ``"error"``: cannot be pooled like this; ``"warning"``: can, but the user should know;
-        ``"note"``: for the record.
-    code
-        A short stable name, such as ``"missing-values"``.
-    text
-        The sentence for the user.
-    columns, rows
-        Where: column names, and row numbers counted from 1 below the header.
-    """
-
-    level: Level
-    code: str
-    text: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[int, ...] = ()
+    level: (
+        Level  #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
+    )
+    code: str  #: a short stable name, such as ``"missing-values"``
+    text: str  #: the sentence for the user
+    columns: tuple[str, ...] = ()  #: names of columns
+    rows: tuple[int, ...] = ()  #: row numbers, counted from 1 below the header
 
 
 def _finding(level: Level, code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:

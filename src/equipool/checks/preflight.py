@@ -37,31 +37,17 @@ MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 @dataclass(frozen=True, eq=False)
 class PreflightReport:
-    """The findings before pooling; ``print(report)`` shows it.
+    """The findings before pooling; ``print(report)`` shows it."""
 
-    Attributes
-    ----------
-    findings
-        Errors first, then warnings, then notes.
-    sites
-        One row a site: rows, classes or target mean, range of each covariate.
-    overlap
-        For each covariate, a site × site frame: the share of participants in the range common to both.
-    common
-        For each covariate, the share of participants in the range that all sites cover.
-    confounding
-        For each covariate and the target: its association with the site, from 0 to 1.
-    site_prediction
-        How well a classifier predicts the site from covariates and target together, and chance.
-    """
-
-    inputs: Inputs = field(repr=False)
-    findings: tuple[Finding, ...]
-    sites: pd.DataFrame
-    overlap: dict[str, pd.DataFrame]
-    common: dict[str, float]
-    confounding: dict[str, float]
-    site_prediction: SitePrediction | None
+    inputs: Inputs = field(repr=False)  #: the parsed pool
+    findings: tuple[Finding, ...]  #: errors first, then warnings, then notes
+    sites: pd.DataFrame  #: one row a site: rows, classes or target mean, range of each covariate
+    overlap: dict[
+        str, pd.DataFrame
+    ]  #: by covariate, site × site: the share of participants in a common range
+    common: dict[str, float]  #: by covariate, the share of participants in the range that all sites cover
+    confounding: dict[str, float]  #: of each covariate and the target: its association with the site, 0 to 1
+    site_prediction: SitePrediction | None  #: from covariates and target together, and chance
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -111,11 +97,9 @@ class PreflightReport:
         if self.confounding:
             lines = [f"  {value:.2f}  {name}" for name, value in self.confounding.items()]
             if (prediction := self.site_prediction) is not None:
-                lines.append(
-                    "  A classifier predicts the site from all of them with a balanced accuracy of "
-                    f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ± "
-                    f"{prediction.chance_error:.2f})"
-                )
+                accuracy = f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ±"
+                what = "A classifier predicts the site from all of them with a balanced accuracy of"
+                lines.append(f"  {what} {accuracy} {prediction.chance_error:.2f})")
             parts.append("\n".join([CONFOUNDING, *lines]))
         wrap = partial(textwrap.fill, width=WIDTH, break_long_words=False, break_on_hyphens=False)
         lines = [wrap(f"{MARKS[one.level]} {one.text}", subsequent_indent="  ") for one in self.findings]
@@ -134,10 +118,8 @@ class PreflightReport:
 
     def _overlap_text(self, name: str) -> str:
         """Return a small matrix whole, of a large one the pairs of sites with the least overlap."""
-        head = (
-            f"Support of {name}: {self.common[name]:.0%} of participants are in the range that all sites "
-            "cover. Share of participants in the range common to two sites:"
-        )
+        share = f"{self.common[name]:.0%} of participants are in the range that all sites cover"
+        head = f"Support of {name}: {share}. Share of participants in the range common to two sites:"
         if len(frame := self.overlap[name]) <= MATRIX_SHOWN:
             matrix = frame.to_string(float_format="{:.0%}".format)
         else:
@@ -212,12 +194,9 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
     strength: dict[str, float] = {}
     for name, values, is_class in columns:
         finite = np.isfinite(values)
-        measure, sites = (
-            cramers_v if is_class else omega_squared,
-            np.unique(site_index[finite], return_inverse=True)[1],
-        )
+        sites, measure = site_index[finite], cramers_v if is_class else omega_squared
         if len(np.unique(values[finite])) > 1:
-            strength[name] = measure(values[finite], sites)
+            strength[name] = measure(values[finite], np.unique(sites, return_inverse=True)[1])
     complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
     if not columns or not complete.any():
         return strength, None

@@ -186,19 +186,16 @@ def read_bids(
     else:
         path = folder / "participants.tsv" if participants is None else Path(participants)
         if not path.is_file():
-            raise InputError(
-                f"{path} does not exist; give the participants' table (participants=, --participants), "
-                "such as the participants.tsv of the raw dataset."
-            )
+            what = f"{path} does not exist; give the participants' table (participants=, --participants)"
+            raise InputError(f"{what}, such as the participants.tsv of the raw dataset.")
         table, where = read_table(path, labels=["participant_id"]), path.name
     table, name = _with_ids(table, where, "participant_id", "sub-"), "the participants' table"
     table, images = require_partners(table, images, "participant_id", missing_images, name)
     # Where the table and the file names both have, say, a "run", the table's is kept.
     shared = [name for name in images.columns if name in table.columns and name != "participant_id"]
     if "session" in shared or "path" in shared:
-        raise InputError(
-            "The participants' table has a column 'session' or 'path', which the images have too; rename it."
-        )
+        what = "The participants' table has a column 'session' or 'path', which the images have too"
+        raise InputError(f"{what}; rename it.")
     frame = images.drop(columns=shared).merge(table, on="participant_id", how="left", validate="many_to_one")
     return _with_sessions(frame, folder)
 
@@ -213,42 +210,36 @@ def require_partners(
     without_row = sorted(set(images[key]) - set(table[key]))
     complaints = []
     if without_image:
-        ids = f"{plural(len(without_image), 'id')} of {name}"
-        complaints.append(f"{ids} without an image: {listed(without_image, shown=SHOWN)}")
+        ids = f"{plural(len(without_image), 'id')} of {name} without an image"
+        complaints.append(f"{ids}: {listed(without_image, shown=SHOWN)}")
     if without_row:
-        extra = plural(len(without_row), "image")
-        complaints.append(f"{extra} without a row in {name}: {listed(without_row, shown=SHOWN)}")
+        extra = f"{plural(len(without_row), 'image')} without a row in {name}"
+        complaints.append(f"{extra}: {listed(without_row, shown=SHOWN)}")
+    what = "; ".join(complaints)
     if len(without_row) == images[key].nunique():
-        raise InputError(
-            f"No image belongs to an id of {name}: {'; '.join(complaints)}. Give both the same ids."
-        )
+        raise InputError(f"No image belongs to an id of {name}: {what}. Give both the same ids.")
     if complaints and missing_images == "error":
-        raise InputError(
-            f"{'; '.join(complaints)}. Complete them, or leave them out (missing_images='drop', "
-            "--missing-images drop)."
-        )
+        remedy = "Complete them, or leave them out (missing_images='drop', --missing-images drop)"
+        raise InputError(f"{what}. {remedy}.")
     if complaints:
-        warnings.warn(f"Left out are {'; '.join(complaints)}.", EquipoolWarning, stacklevel=3)
+        warnings.warn(f"Left out are {what}.", EquipoolWarning, stacklevel=3)
     return table[table[key].isin(images[key])], images[images[key].isin(table[key])]
 
 
 def _with_ids(frame: pd.DataFrame, where: str, column: str, prefix: str) -> pd.DataFrame:
     """Return the table with ids that all have the prefix, as in the names of files; refuse double ones."""
     if column not in frame:
-        raise InputError(
-            f"{where} has no column {column!r}; add it, or rename one of {listed(frame.columns)}."
-        )
+        hint = f"add it, or rename one of {listed(frame.columns)}"
+        raise InputError(f"{where} has no column {column!r}; {hint}.")
     if frame[column].isna().any():
         empty = plural(int(frame[column].isna().sum()), "row")
         raise InputError(f"{where} has {empty} without {column}; fill it in, or delete these rows.")
     ids = [prefix + str(value).strip().removeprefix(prefix) for value in frame[column]]
-    frame = frame.assign(**{column: ids})
-    double = frame.loc[frame.duplicated(column), column].unique()
+    double = pd.Index(ids)[pd.Index(ids).duplicated()].unique()
     if len(double):
-        raise InputError(
-            f"{where} has more than one row for {listed(double, shown=SHOWN)}; keep one of each."
-        )
-    return frame
+        rows = f"more than one row for {listed(double, shown=SHOWN)}"
+        raise InputError(f"{where} has {rows}; keep one of each.")
+    return frame.assign(**{column: ids})
 
 
 def _with_sessions(frame: pd.DataFrame, folder: Path) -> pd.DataFrame:

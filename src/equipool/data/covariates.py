@@ -54,12 +54,9 @@ class Covariate:
 
 def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tuple[Covariate, ...]:
     """Take each covariate's scale from the rows at hand; units are by name."""
-    return tuple(
-        Covariate.of(name, values, unit=(units or {}).get(name, ""), levels=levels)
-        for name, values, levels in zip(
-            inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True
-        )
-    )
+    columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
+    unit = (units or {}).get
+    return tuple(Covariate.of(name, x, unit=unit(name, ""), levels=levels) for name, x, levels in columns)
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,9 @@ class Encoding:
             levels, labels = self.categories[column], parse_labels(frame[column])
             for row, label in enumerate(labels, start=1):
                 if label not in levels:
-                    raise InputError(
-                        f"The covariate {column!r} is {label!r} in row {row}; at fit it was one of "
-                        f"{', '.join(levels)}; correct it, or leave the row out."
-                    )
+                    what = f"The covariate {column!r} is {label!r} in row {row}"
+                    at_fit = f"at fit it was one of {', '.join(levels)}"
+                    raise InputError(f"{what}; {at_fit}; correct it, or leave the row out.")
             is_level = ((labels == level).astype(float) for level in levels[1:])
             columns |= dict(zip(self._names(column), is_level, strict=True))
         return pd.DataFrame(columns, index=frame.index)

@@ -87,10 +87,8 @@ def check_volumes(
         The files, ``.nii`` or ``.nii.gz``.
     mask
         The voxels that count, as an array (x, y, z) or a NIfTI file; values elsewhere may be anything.
-    jobs
-        How many files to read at a time.
-    progress
-        Whether to show progress on the terminal.
+    jobs, progress
+        How many files to read at a time, and whether to show progress on the terminal.
     each
         Called with the position and the values (x, y, z) of every image, in order.
     """
@@ -150,12 +148,6 @@ def mni_grid(resolution: float) -> tuple[tuple[int, int, int], NDArray[np.float6
     return (x, y, z), affine
 
 
-def read_grid(path: Path) -> Frame | None:
-    """Return shape and affine of an image; ``None`` where its header cannot be used."""
-    header = _read_header(path)
-    return None if isinstance(header, str) else header
-
-
 def read_volume(path: Path) -> FloatArray:
     """Return the values of one image, (x, y, z)."""
     image: Any = nibabel.load(path)
@@ -170,7 +162,7 @@ def read_mask(mask: ArrayLike | str | Path | ReadMask) -> ReadMask:
     affine, name = None, ""
     if isinstance(mask, str | Path):
         path, name = Path(mask), f" {mask}"
-        header = _read_header(path)
+        header = read_header(path)
         if isinstance(header, str):
             raise InputError(f"The mask {path} {header}; give a NIfTI file on the grid of the images.")
         values = _read_checked(path, header.shape, None, may_be_constant=True)
@@ -250,7 +242,7 @@ def _common_grid(files: Sequence[Path]) -> tuple[Frame, dict[int, str]]:
     for k, path in enumerate(files):
         before = first.setdefault(path.resolve(), k)
         twice = f"is given twice, in rows {before + 1} and {k + 1}"
-        read[k] = _read_header(path) if before == k else twice
+        read[k] = read_header(path) if before == k else twice
     problems = {k: header for k, header in read.items() if isinstance(header, str)}
     headers = {k: header for k, header in read.items() if isinstance(header, Frame)}
     if not headers:
@@ -264,7 +256,7 @@ def _common_grid(files: Sequence[Path]) -> tuple[Frame, dict[int, str]]:
     return usual, problems | {k: f"{text} {as_in}" for k, text in unlike.items()}
 
 
-def _read_header(path: Path) -> Frame | str:
+def read_header(path: Path) -> Frame | str:
     """Return the header, or what is wrong with it or with the file."""
     if path.is_dir():
         return "is a folder, not an image"

@@ -31,25 +31,6 @@ class PooledDataset:
     selection keeps the sites and the covariates' scale of the whole pool, so that training and test rows have
     the same codes.
 
-    Attributes
-    ----------
-    X
-        Features (rows, features), or ``None`` for a pool of images.
-    images
-        Paths of the images, or ``None``.
-    y
-        Target: class labels or numbers, or ``None``.
-    site
-        Index of each row's site in ``sites``.
-    sites
-        The sites' names, in order.
-    C
-        Covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1].
-    covariates
-        Name, unit and scale of each.
-    ids
-        One for each row.
-
     Examples
     --------
     >>> pool = PooledDataset.from_arrays([[1.0], [2.0], [3.0], [4.0]], site=["A", "A", "B", "B"],
@@ -60,14 +41,14 @@ class PooledDataset:
     ['2', '3', '4']
     """
 
-    X: FloatArray | None
-    images: tuple[Path, ...] | None
-    y: NDArray[Any] | None
-    site: IntArray
-    sites: tuple[str, ...]
-    C: FloatArray
-    covariates: tuple[Covariate, ...]
-    ids: NDArray[np.object_]
+    X: FloatArray | None  #: features (rows, features), or ``None`` for a pool of images
+    images: tuple[Path, ...] | None  #: paths of the images, or ``None``
+    y: NDArray[Any] | None  #: target: class labels or numbers, or ``None``
+    site: IntArray  #: index of each row's site in ``sites``
+    sites: tuple[str, ...]  #: the sites' names, in order
+    C: FloatArray  #: covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1]
+    covariates: tuple[Covariate, ...]  #: name, unit and scale of each
+    ids: NDArray[np.object_]  #: one for each row
     feature_names: tuple[str, ...] = ()
     target_name: str = "target"
     task: Task | None = None

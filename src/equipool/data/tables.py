@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
-from equipool.checks.findings import Finding, by_level, note, plural, rows_text, warning
+from equipool.checks.findings import by_level, note, plural, rows_text, warning
 from equipool.checks.inputs import refuse_double_names
 from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
@@ -117,11 +117,26 @@ def check(
     """
     if not isinstance(table, pd.DataFrame):
         table = read_table(table, labels=[site, roles.get("id")])
-    if images is None:
-        return preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
     inputs = Inputs.from_frame(table, site=site, images=images, **roles)
-    brightness, findings, measured = _look_at_images(image_paths(table, images), images, mask, progress)
-    report = preflight(with_intensity(inputs, brightness), missing=missing, measured=measured)
+    if images is None:
+        return preflight(inputs, missing=missing)
+    paths = image_paths(table, images)
+    regions: list[NDArray[np.float64]] = []
+    chosen = None if mask is None else read_mask(mask)
+    inside = True if chosen is None else chosen.inside
+
+    def look(_: int, values: NDArray[Any]) -> None:
+        regions.append(region_means(np.where(inside, values, 0.0)))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquipoolWarning)
+        grid = check_volumes(paths, mask=chosen, progress=progress, each=look)
+    # At brightness 1, and where there is brain in most images.
+    measured = np.stack(regions) / np.array(grid.brightness)[:, None]
+    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
+    report = preflight(with_intensity(inputs, grid.brightness), missing=missing, measured=measured)
+    findings = [warning("image-intensities", str(one.message), images) for one in caught]
+    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", images))
     return replace(report, findings=by_level([*report.findings, *findings]))
 
 
@@ -129,29 +144,6 @@ def with_intensity(inputs: Inputs, brightness: Sequence[float] | NDArray[Any]) -
     """Return inputs of images whose one feature is the median intensity of each."""
     X = np.array(brightness, dtype=np.float64)[:, None]
     return replace(inputs, X=X, feature_names=(INTENSITY,), has_features=True)
-
-
-def _look_at_images(
-    paths: Sequence[Path], column: str, mask: str | Path | None, progress: bool
-) -> tuple[tuple[float, ...], list[Finding], NDArray[np.float64]]:
-    """Read images; return the median intensity of each, the findings, and the means of regions."""
-    regions: list[NDArray[np.float64]] = []
-    chosen = None if mask is None else read_mask(mask)
-    inside = True if chosen is None else chosen.inside
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(
-            paths,
-            mask=chosen,
-            progress=progress,
-            each=lambda _, values: regions.append(region_means(np.where(inside, values, 0.0))),
-        )
-    # At brightness 1, and where there is brain in most images.
-    measured = np.stack(regions) / np.array(grid.brightness)[:, None]
-    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
-    findings = [warning("image-intensities", str(one.message), column) for one in caught]
-    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", column))
-    return grid.brightness, findings, measured
 
 
 def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:

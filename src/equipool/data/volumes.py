@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,6 @@ class Volumes:
 
     Make one with :meth:`build` from files or :meth:`from_array` from memory.
 
-    Attributes
-    ----------
-    mask
-        (x, y, z): which voxels of the grid are kept, in C order.
-    affine
-        (4, 4): from voxels to mm.
-    paths
-        Where each image came from; empty for arrays.
-
     Examples
     --------
     >>> images = np.arange(24.0).reshape(2, 3, 2, 2)
@@ -56,9 +47,9 @@ class Volumes:
     (2, 3, 2, 2)
     """
 
-    mask: Mask
-    affine: NDArray[np.float64]
-    paths: tuple[Path, ...]
+    mask: Mask  #: (x, y, z): which voxels of the grid are kept, in C order
+    affine: NDArray[np.float64]  #: (4, 4): from voxels to mm
+    paths: tuple[Path, ...]  #: where each image came from; empty for arrays
     store: NDArray[Any] = field(repr=False)  # all int16 or float32 values; selections share it
     rows: NDArray[np.intp] = field(repr=False)  # the images of this selection, as rows of the store
     scales: NDArray[np.float32] | None = field(repr=False)  # (images, 2): value = scale · q + offset
@@ -114,10 +105,8 @@ class Volumes:
             not zero in at least half of the images.
         cache
             Folder that holds caches; by default ``images`` in :func:`equipool.files.cache_folder`.
-        jobs
-            How many files to read at a time.
-        progress
-            Whether to show progress on the terminal.
+        jobs, progress
+            How many files to read at a time, and whether to show progress on the terminal.
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
@@ -130,8 +119,12 @@ class Volumes:
         folder = Path(cache or cache_folder() / "images") / digest.hexdigest()[:32]
         volumes = _open(folder, files)
         if volumes is None:
-            with _taking_the_place_of(folder) as new:
-                _fill(new, files, chosen, jobs=jobs, progress=progress)
+            try:
+                _build_cache(folder, files, chosen, jobs=jobs, progress=progress)
+            except OSError as error:
+                what = f"The cache {folder} could not be written: {error.strerror or error}"
+                remedy = "Make room, or name another folder in the environment variable EQUIPOOL_CACHE"
+                raise EquipoolError(f"{what}. {remedy}.") from error
             volumes = _open(folder, files)
         if volumes is None:
             raise EquipoolError(CHANGED)
@@ -153,9 +146,7 @@ class Volumes:
         """Select images by a mask, positions or a slice; nothing is read."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
-            raise InputError(
-                "Select images with a mask, a list of positions or a slice, not a single number."
-            )
+            raise InputError("Select images with a mask, positions or a slice, not a single number.")
         paths = tuple(self.paths[k] for k in positions) if self.paths else ()
         return replace(self, rows=self.rows[positions], paths=paths)
 
@@ -235,25 +226,17 @@ def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:
     return [[os.path.abspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()]
 
 
-@contextmanager
-def _taking_the_place_of(folder: Path) -> Iterator[Path]:
-    """Give a new folder that is renamed at the end, so that no half of a cache is ever taken for one."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
-        ) as work:
-            partial = Path(work) / "new"
-            partial.mkdir()
-            yield partial
-            with suppress(FileNotFoundError):
-                folder.rename(Path(work) / "old")  # a cache of images that have changed
-            partial.rename(folder)
-    except OSError as error:
-        raise EquipoolError(
-            f"The cache {folder} could not be written: {error.strerror or error}. Make room, or name another "
-            "folder in the environment variable EQUIPOOL_CACHE."
-        ) from error
+def _build_cache(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
+    """Fill a new folder and rename it at the end, so that no half of a cache is ever taken for one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options: Any = {"prefix": f".{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**options) as work:
+        new = Path(work) / "new"
+        new.mkdir()
+        _fill(new, files, mask, jobs=jobs, progress=progress)
+        with suppress(FileNotFoundError):
+            folder.rename(Path(work) / "old")  # a cache of images that have changed
+        new.rename(folder)
 
 
 def _fill(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
@@ -301,7 +284,5 @@ def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32,
 def _derived_mask(present: NDArray[Any], images: int) -> Mask:
     mask: Mask = 2 * present >= images
     if not mask.any():
-        raise InputError(
-            "No voxel is different from zero in half of the images; are they aligned? Else give a mask."
-        )
+        raise InputError("No voxel is nonzero in half of the images; are they aligned? Else give a mask.")
     return mask
