@@ -82,7 +82,12 @@ def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> 
 
     sizes = steps(np.arange(n)[None])[0]
     best = int(sizes.argmax())
-    size = float(sizes[best]) / _inflation(scores, int(before[best]))
+    # The variance inflation (1 + ρ)/(1 − ρ) by the correlation ρ of neighbouring rows.
+    parts = scores[: before[best]], scores[before[best] :]
+    residuals = np.concatenate([part - part.mean(axis=0) for part in parts])
+    rho = float((residuals[1:] * residuals[:-1]).sum() / max((residuals**2).sum(), 1e-300))
+    correlated = rho >= 2 / np.sqrt(residuals.size)
+    size = float(sizes[best]) * ((1 - min(rho, 0.99)) / (1 + rho) if correlated else 1.0)
     rng = np.random.default_rng(seed)
     permuted: FloatArray = np.empty(0)
     while len(permuted) < PERMUTATIONS and not (permuted >= size).any():
@@ -92,13 +97,6 @@ def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> 
         permuted = np.append(permuted, steps(orders).max(axis=1))
     p = (1 + int((permuted >= size).sum())) / (1 + len(permuted))
     return Break(int(starts[before[best]]), size, float(np.quantile(permuted, 0.95)), p)
-
-
-def _inflation(scores: FloatArray, start: int) -> float:
-    """Return the variance inflation (1 + ρ)/(1 − ρ) by the correlation ρ of neighbouring rows; at least 1."""
-    residuals = np.concatenate([part - part.mean(axis=0) for part in (scores[:start], scores[start:])])
-    rho = float((residuals[1:] * residuals[:-1]).sum() / max((residuals**2).sum(), 1e-300))
-    return (1 + rho) / (1 - min(rho, 0.99)) if rho >= 2 / np.sqrt(residuals.size) else 1.0
 
 
 def _with_hinges(regressors: FloatArray) -> FloatArray:

@@ -182,7 +182,9 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
     low, high = grouped.min().to_numpy(), grouped.max().to_numpy()
     constant = np.nanmin(low, axis=0, initial=np.inf) >= np.nanmax(high, axis=0, initial=-np.inf)
     by_site = (low >= high).all(axis=0) & ~constant & (n_sites > 1) & (len(X) > 2 * n_sites)
-    near = (_mode_share(X) >= NEAR_CONSTANT) & ~constant & ~by_site
+    # A value that nearly all of a sorted column has covers its middle.
+    commonest = np.sort(X, axis=0)[len(X) // 2]
+    near = ((commonest == X).mean(axis=0) >= NEAR_CONSTANT) & ~constant & ~by_site
     share = f"have the same value in {NEAR_CONSTANT:.0%} of rows or more"
     disguise = "never vary within a site but differ between sites, so they identify the site"
     for code, which, text in (
@@ -194,15 +196,6 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
             names = np.array(inputs.feature_names, dtype=object)[which]
             count = f"{len(names)} of {plural(X.shape[1], 'feature')}"
             yield warning(code, f"{count} ({listed(names)}) {text}.", *names)
-
-
-def _mode_share(X: FloatArray) -> FloatArray:
-    """Return for each column the share of rows with its commonest value, or 0 where that is below 0.8."""
-    ordered = np.sort(X, axis=0)
-    n = len(ordered)
-    # A value that most of a sorted column has covers its whole middle.
-    low, high = ordered[n // 10], ordered[max(9 * n // 10, n // 10 + 1) - 1]
-    return np.where(low == high, (low == X).mean(axis=0), 0.0)
 
 
 def notes(inputs: Inputs) -> Iterator[Finding]:

@@ -57,9 +57,8 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
 
 def common_support(values: FloatArray, site_index: IntArray) -> float:
     """Return the share of all participants within the range that every site covers."""
-    by_site = [values[site_index == s] for s in range(site_index.max() + 1)]
-    low, high = max(v.min() for v in by_site), min(v.max() for v in by_site)
-    return float(((values >= low) & (values <= high)).mean())
+    ranges = pd.Series(values).groupby(site_index).agg(["min", "max"])
+    return float(np.mean((values >= ranges["min"].max()) & (values <= ranges["max"].min())))
 
 
 def omega_squared(values: FloatArray, site_index: IntArray) -> float:

@@ -93,10 +93,9 @@ def check_volumes(
         Called with the position and the values (x, y, z) of every image, in order.
     """
     files = tuple(map(Path, paths))
-    if not files:
-        raise InputError("No images were given; give at least one NIfTI file.")
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1. Got {jobs}.")
+    if not files or jobs < 1:
+        jobs_wrong = f"jobs must be at least 1. Got {jobs}."
+        raise InputError(jobs_wrong if files else "No images were given; give at least one NIfTI file.")
     frame, problems = _common_grid(files)
     inside = None if mask is None else fitting_mask(mask, frame)
     usable = [k for k in range(len(files)) if k not in problems]
@@ -118,7 +117,12 @@ def check_volumes(
             if each is not None and not problems:
                 each(k, values)
     _raise_problems(files, problems)
-    _warn_of_brightness(files, brightness)
+    usual = float(np.median(list(brightness.values())))
+    odd = [files[k] for k, value in brightness.items() if not usual / UNLIKE <= value <= usual * UNLIKE]
+    if odd:
+        what = f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below"
+        text = f"{what} those of the other images; were they scaled differently?"
+        warnings.warn(text, EquipoolWarning, stacklevel=2)
     return Grid(*frame, present, tuple(brightness.values()))
 
 
@@ -332,15 +336,6 @@ def _read_checked(
     if low == high and not may_be_constant:
         return "is 0 everywhere" if low == 0 else f"is constant ({low:g} everywhere)"
     return values
-
-
-def _warn_of_brightness(files: Sequence[Path], brightness: Mapping[int, float]) -> None:
-    usual = float(np.median(list(brightness.values())))
-    odd = [files[k] for k, value in brightness.items() if not usual / UNLIKE <= value <= usual * UNLIKE]
-    if odd:
-        what = f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below"
-        text = f"{what} those of the other images; were they scaled differently?"
-        warnings.warn(text, EquipoolWarning, stacklevel=2)
 
 
 def _raise_problems(paths: Sequence[Path], problems: Mapping[int, str]) -> None:

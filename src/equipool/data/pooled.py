@@ -69,7 +69,6 @@ class PooledDataset:
         images: Iterable[str | Path] | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
-        like: PooledDataset | None = None,
         **arrays: Unpack[Arrays],
     ) -> PooledDataset:
         """Build a pool from arrays, lists, series or frames of one length; give X or images.
@@ -88,9 +87,6 @@ class PooledDataset:
             One for each row; default: its number.
         missing
             ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
-        like
-            A pool whose sites, levels, scales and task are to be used: for new rows, even a single one.
-            Sites that it does not have come last.
         """
         paths = None if images is None else image_paths(pd.DataFrame({"images": list(images)}), "images")
         if (X is None) == (paths is None):
@@ -98,10 +94,9 @@ class PooledDataset:
         if paths is not None and len(paths) != len(site):
             images_given = plural(len(paths), "image")
             raise InputError(f"site has {len(site)} values for {images_given}; give one for each.")
-        if like is not None:
-            arrays = {"covariate_names": like.covariate_names, **arrays, **like._coding()}
-        inputs = Inputs.from_arrays(X, site=site, **arrays)
-        return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
+        return cls.from_inputs(
+            Inputs.from_arrays(X, site=site, **arrays), images=paths, units=units, missing=missing
+        )
 
     @classmethod
     def from_frame(
@@ -117,12 +112,14 @@ class PooledDataset:
     ) -> PooledDataset:
         """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
 
-        ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is as for
-        :meth:`from_arrays`.
+        ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is a pool
+        whose sites, levels, scales and task are to be used: for new rows, even a single one. Sites that it
+        does not have come last.
         """
         paths = None if images is None else image_paths(frame, images)
         if like is not None:
-            roles = {**roles, **like._coding(), "features": like.feature_names}
+            levels = {covariate.name: covariate.levels for covariate in like.covariates}
+            roles = {**roles, "levels": levels, "task": like.task, "features": like.feature_names}
         inputs = Inputs.from_frame(frame, site=site, images=images, **roles)
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
@@ -144,10 +141,10 @@ class PooledDataset:
         """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
         covariates = covariates_of(inputs, units) if like is None else like.covariates
-        names = tuple(covariate.name for covariate in covariates)
-        if inputs.covariate_names != names:
-            what = f"The pool has the covariates {list(names)}. Got {list(inputs.covariate_names)}"
-            raise InputError(f"{what}; give the same in the same order.")
+        if like is not None and inputs.covariate_names != like.covariate_names:
+            what = f"The pool has the covariates {list(like.covariate_names)}"
+            got = f"Got {list(inputs.covariate_names)}"
+            raise InputError(f"{what}. {got}; give the same in the same order.")
         # The sites of the pool that these rows are like come first.
         sites = tuple(dict.fromkeys([*(() if like is None else like.sites), *inputs.sites]))
         ids = np.arange(1, inputs.n_rows + 1).astype(str) if inputs.ids is None else inputs.ids
@@ -166,11 +163,6 @@ class PooledDataset:
             site_name=inputs.site_name,
             id_name=inputs.id_name,
         )
-
-    def _coding(self) -> Any:
-        """Return the levels and the task that other rows must have to be comparable."""
-        levels = {covariate.name: covariate.levels for covariate in self.covariates}
-        return {"levels": levels, "task": self.task}
 
     def __len__(self) -> int:
         return len(self.site)

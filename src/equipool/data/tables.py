@@ -7,9 +7,9 @@ import lzma
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -52,14 +52,23 @@ def read_table(
         if callable(labels):
             labels(list(map(str, frame.columns)))
         return frame
-    with _readable(path):
-        names, delimiter = _header(path, DELIMITERS[kind])
-        chosen = labels(names) if callable(labels) else labels
-        options = {"sep": delimiter, "dtype": {name: "object" for name in chosen if name in names}}
-        frame = _read_rows(path, **options)
-        if delimiter != "," and _has_decimal_commas(frame):
-            frame = _read_rows(path, **options, decimal=",")
-    return frame
+    try:
+        with warnings.catch_warnings():
+            # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return _read_text(path, DELIMITERS[kind], labels)
+    except InputError:
+        raise
+    except (*DAMAGED, pd.errors.ParserWarning) as error:
+        what = f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another"
+        if isinstance(error, pd.errors.EmptyDataError):
+            what = "is empty; it needs a header and at least one row"
+        elif isinstance(error, UnicodeDecodeError):
+            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
+        elif isinstance(error, pd.errors.ParserWarning):
+            remedy = "name every column (R: write.csv(..., row.names = FALSE))"
+            what = f"has rows with more cells than the header has names; {remedy}"
+        raise InputError(f"{path.name} {what}.") from error
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, missing: str = "", **options: Any) -> Path:
@@ -179,47 +188,21 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise InputError(f"{what}; copy it anew, or save it as .csv.") from error
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say in a sentence why a text file cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            yield
-    except InputError:
-        raise
-    except (*DAMAGED, pd.errors.ParserWarning) as error:
-        what = f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another"
-        if isinstance(error, pd.errors.EmptyDataError):
-            what = "is empty; it needs a header and at least one row"
-        elif isinstance(error, UnicodeDecodeError):
-            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
-        elif isinstance(error, pd.errors.ParserWarning):
-            remedy = "name every column (R: write.csv(..., row.names = FALSE))"
-            what = f"has rows with more cells than the header has names; {remedy}"
-        raise InputError(f"{path.name} {what}.") from error
-
-
-def _read_rows(path: Path, **options: Any) -> pd.DataFrame:
-    return pd.read_csv(path, encoding="utf-8-sig", low_memory=False, index_col=False, **options)
-
-
-def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
-    """Return the column names and the separator: that of the file's kind, or one that gives more columns."""
-    names = {delimiter: _names(path, delimiter)}
+def _read_text(path: Path, delimiter: str, labels: Any) -> pd.DataFrame:
+    """Read with the separator of the file's kind, or with one that gives more columns."""
+    first: Any = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+    read = partial(pd.read_csv, path, encoding="utf-8-sig")
+    names = {delimiter: read(sep=delimiter, **first).iloc[0].tolist()}
     if len(names[delimiter]) == 1:
-        names |= {mark: _names(path, mark) for mark in ",\t;|" if mark in names[delimiter][0]}
+        marks = [mark for mark in ",\t;|" if mark in names[delimiter][0]]
+        names |= {mark: read(sep=mark, **first).iloc[0].tolist() for mark in marks}
     delimiter = max(names, key=lambda mark: len(names[mark]))
     refuse_double_names(filter(None, names[delimiter]), path.name)
-    return names[delimiter], delimiter
-
-
-def _names(path: Path, delimiter: str) -> list[str]:
-    first = pd.read_csv(
-        path, sep=delimiter, header=None, nrows=1, dtype=str, encoding="utf-8-sig", keep_default_na=False
-    )
-    return [str(name) for name in first.iloc[0]]
+    chosen = labels(names[delimiter]) if callable(labels) else labels
+    types = {name: "object" for name in chosen if name in names[delimiter]}
+    read = partial(read, sep=delimiter, dtype=types, low_memory=False, index_col=False)
+    frame = read()
+    return read(decimal=",") if delimiter != "," and _has_decimal_commas(frame) else frame
 
 
 def _has_decimal_commas(frame: pd.DataFrame) -> bool:
