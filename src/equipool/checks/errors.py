@@ -19,6 +19,7 @@ from equipool.exceptions import EquipoolWarning, InputError
 Missing = Literal["error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
+LIKE_AN_ID = "has a different value in every row, as an id would; name the column"
 COLLINEAR = 1 - 1e-9  # correlation
 
 
@@ -49,10 +50,9 @@ def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
     few = np.asarray(participants) < MIN_PARTICIPANTS
     small = [str(name) for name, is_small in zip(names, few, strict=True) if is_small]
     if small and len(few) > 1:
-        sites = (
-            f"{plural(len(small), 'site')} with fewer than {MIN_PARTICIPANTS} participants ({listed(small)})"
-        )
-        warnings.warn(f"{sites}: their effects are mostly those of the pool.", EquipoolWarning, stacklevel=3)
+        what = f"{plural(len(small), 'site')} with fewer than {MIN_PARTICIPANTS} participants"
+        text = f"{what} ({listed(small)}): their effects are mostly those of the pool."
+        warnings.warn(text, EquipoolWarning, stacklevel=3)
 
 
 def refuse_text(X: Any) -> None:
@@ -116,10 +116,8 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
             what = f"Column {name!r} ({role}) is empty in {inputs.rows_text(rows)}"
             yield error(f"missing-{role}", f"{what}; fill it in or drop these rows.", name, rows=rows)
     empty = np.isnan(inputs.X)
-    place = {name: k for k, name in enumerate(inputs.feature_names)}
     for name, row in text:
-        if name in place:
-            empty[row, place[name]] = False
+        empty[row, np.array(inputs.feature_names, dtype=object) == name] = False
     if not empty.any():
         return
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
@@ -167,8 +165,7 @@ def _sites(inputs: Inputs) -> Iterator[Finding]:
         remedy = "add the rows of another site, or name the column that holds the sites"
         yield error("one-site", f"{what}; {remedy}.", name)
     elif len(counts) > 2 and counts.max() == 1:
-        what = f"Column {name!r} has a different value in every row, as an id would"
-        yield error("site-per-row", f"{what}; name the column of the scanner or the centre.", name)
+        yield error("site-per-row", f"Column {name!r} {LIKE_AN_ID} of the scanner or the centre.", name)
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
@@ -177,10 +174,8 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
         return
     classes = sorted(filter(None, inputs.target)) if inputs.task == "class" else None
     if classes is not None and len(set(classes)) == len(values) > 2:
-        what = f"The target {name!r} has a different value in every row, as an id would"
-        yield error(
-            "target-per-row", f"{what}; name the column to be predicted, or leave the target out.", name
-        )
+        text = f"The target {name!r} {LIKE_AN_ID} to be predicted, or leave the target out."
+        yield error("target-per-row", text, name)
     else:
         yield from _varies_too_little(inputs, "target", name, values, classes)
 

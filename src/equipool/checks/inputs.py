@@ -123,10 +123,9 @@ class Inputs:
         for name, values in {"site": site, **arrays}.items():
             if name in ("site", "covariates", "y", "ids") and values is not None:
                 require_length(name, values, len(features))
-        covariates, names = arrays.get("covariates"), arrays.get("covariate_names")
-        C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        if names is not None:
-            names = _as_names(names)
+        C = covariate_frame(arrays.get("covariates"), len(features))
+        if (given := arrays.get("covariate_names")) is not None:
+            names = _as_names(given)
             if len(names) != C.shape[1]:
                 what = f"covariate_names has {len(names)} names for {C.shape[1]} covariates"
                 raise InputError(f"{what}; give one for each.")
@@ -268,7 +267,7 @@ def parse_labels(values: Any) -> ObjectArray:
 
 def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
     """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
-    frame = as_at_fit(values, names)
+    frame = covariate_frame(values, None, names)
     numbers, _, cells = _covariates(frame, dict(zip(names, levels, strict=True)))
     for name, row, value in cells:
         what = f"The covariate {name!r} is {value!r} in row {row + 1}, which was not seen at fit"
@@ -279,16 +278,24 @@ def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]
     return numbers
 
 
-def as_at_fit(values: Any, names: Sequence[str]) -> pd.DataFrame:
-    """Return covariates given after fit as a frame with the columns of the fit; by position without names."""
-    frame = as_frame(values, "covariates", "c")
-    if isinstance(values, pd.DataFrame):
+def covariate_frame(covariates: Any, rows: int | None, names: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return covariates as a frame; after fit with its columns, by position where they have no names."""
+    if covariates is None:
+        return pd.DataFrame(index=range(rows or 0))
+    given = pd.DataFrame(covariates) if isinstance(covariates, dict) else covariates
+    frame = as_frame(given, "covariates", "c")
+    unnamed = names is not None and list(names) == ["c0"] and frame.shape[1] == 1  # at fit, it had no name
+    if names is not None and isinstance(given, pd.DataFrame) and not unnamed:
         require_columns(frame, names)
-        return frame[list(names)]
-    if frame.shape[1] != len(names):
-        what = f"There were {len(names)} covariate(s) at fit ({listed(names)})"
-        raise InputError(f"{what}. Got {frame.shape[1]}; give the same.")
-    return frame.set_axis(list(names), axis=1)
+        frame = frame[list(names)]
+    elif names is not None:
+        if frame.shape[1] != len(names):
+            what = f"There were {len(names)} covariate(s) at fit ({listed(names)})"
+            raise InputError(f"{what}. Got {frame.shape[1]}; give the same.")
+        frame = frame.set_axis(list(names), axis=1)
+    if rows is not None and len(frame) != rows:
+        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
+    return frame
 
 
 def _not_numbers(column: pd.Series[Any]) -> str:

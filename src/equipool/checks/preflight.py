@@ -138,7 +138,14 @@ def preflight(
     ``measured`` (rows, numbers) is what was measured where the features only summarise it, as with images.
     """
     several = len(inputs.sites) > 1
-    overlap, common = _overlap(inputs) if several else ({}, {})
+    overlap, common = {}, {}
+    for name, values, _ in inputs.covariates_with_site() if several else ():
+        finite = np.isfinite(values)
+        values, site_index = values[finite], inputs.site_index[finite]
+        # Two levels have no range, and a site without a single value has no support to compare.
+        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
+            overlap[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
+            common[name] = common_support(values, site_index)
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [
         *find_errors(inputs, missing=missing),
@@ -172,18 +179,6 @@ def _site_table(inputs: Inputs) -> pd.DataFrame:
         return table.assign(**{f"{inputs.target_name} mean": target.groupby(site_index).mean().to_numpy()})
     counts = pd.crosstab(site_index, target.fillna("missing")).set_axis(index)
     return table.join(counts.rename(columns=lambda label: f"{inputs.target_name}={label}"))
-
-
-def _overlap(inputs: Inputs) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    frames, shares = {}, {}
-    for name, values, _ in inputs.covariates_with_site():
-        finite = np.isfinite(values)
-        values, site_index = values[finite], inputs.site_index[finite]
-        # Two levels have no range, and a site without a single value has no support to compare.
-        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
-            frames[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
-            shares[name] = common_support(values, site_index)
-    return frames, shares
 
 
 def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | None]:

@@ -67,6 +67,9 @@ def write_description(folder: Path, name: str, command: str, **more: str) -> Non
 def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) -> pd.DataFrame:
     """Return the images of a BIDS folder, raw or derivative: one for each participant and session.
 
+    The columns are ``participant_id``, ``session`` (``None`` where there are none), ``path`` and one for each
+    other entity.
+
     Parameters
     ----------
     folder
@@ -76,11 +79,6 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
     **entities
         What the images must have: ``space="MNI152NLin2009cAsym"``, ``res=2``, ``desc="brain"``,
         ``session="01"``, ``run=1``, …; ``""`` for images without that part of the name.
-
-    Returns
-    -------
-    A frame with ``participant_id``, ``session`` (``None`` where there are none), ``path`` and a column for
-    each other entity.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.checks.inputs import Inputs, as_at_fit, as_frame, as_numbers, parse_labels
+from equipool.checks.inputs import Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
 
 FloatArray = NDArray[np.float64]
@@ -109,18 +109,3 @@ def encode(frame: pd.DataFrame) -> Encoding:
         if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
             categories[str(name)] = tuple(levels)
     return Encoding(tuple(map(str, frame.columns)), categories)
-
-
-def covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """Return covariates as a frame; values without names take those of the fit, by position."""
-    if covariates is None:
-        return pd.DataFrame(index=range(rows))
-    given = pd.DataFrame(covariates) if isinstance(covariates, dict) else covariates
-    frame = as_frame(given, "covariates", "c")
-    if names == ("c0",) and frame.shape[1] == 1:  # it had no name at fit
-        frame.columns = pd.Index(names)
-    elif names is not None:
-        frame = as_at_fit(given, names)
-    if len(frame) != rows:
-        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
-    return frame

@@ -209,7 +209,7 @@ def write_volume(
     mni
         Whether the affine leads to MNI space; the header then records it.
     intent
-        What the values are, as nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
+        As nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
     """
     path, data = Path(path), np.asarray(values)
     data = data.astype(np.uint8 if data.dtype == bool else np.float32)

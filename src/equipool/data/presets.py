@@ -92,10 +92,9 @@ def read_adni(
     vendors = makers.str.lower().str.extract(f"^({'|'.join(VENDORS)})", expand=False).map(VENDORS)
     unknown = (frame["participant_id"] + ": " + protocols)[vendors.isna()]
     if len(unknown):
-        raise InputError(
-            f"{path.name} names no manufacturer GE, Philips or Siemens in {plural(len(unknown), 'row')} "
-            f"({listed(unknown, shown=3)}); add Manufacturer to the search's Imaging Protocol."
-        )
+        rows = f"{plural(len(unknown), 'row')} ({listed(unknown, shown=3)})"
+        what = f"{path.name} names no manufacturer GE, Philips or Siemens in {rows}"
+        raise InputError(f"{what}; add Manufacturer to the search's Imaging Protocol.")
     frame.insert(2, "site", vendors)
     return frame
 
@@ -133,10 +132,10 @@ def read_adcp(
         places = [image.relative_to(folder) for image in frame["path"]]
         sites = [next(filter(SITE_FOLDER.fullmatch, place.parts[:-1]), None) for place in places]
         if None in sites:
-            raise InputError(
-                f"{path.name} has no column for the site, and {places[sites.index(None)]} lies in no folder "
-                "site1, site2, …; add the column."
+            what = (
+                f"{path.name} has no column for the site, and {places[sites.index(None)]} lies in no folder"
             )
+            raise InputError(f"{what} site1, site2, …; add the column.")
         frame.insert(2, "site", sites)
     return frame
 
@@ -157,17 +156,13 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
         f"{our} ({', '.join(columns[our])})" for our, name in names.items() if not (name or our in OPTIONAL)
     ]
     if absent:
-        raise InputError(
-            f"{source.name} lacks columns of {what}: {'; '.join(absent)}. It has "
-            f"{listed(there.values(), shown=20)}; add what is missing, or rename columns."
-        )
+        there_are = f"It has {listed(there.values(), shown=20)}; add what is missing, or rename columns"
+        raise InputError(f"{source.name} lacks columns of {what}: {'; '.join(absent)}. {there_are}.")
     ours = {name: our for our, name in names.items() if name}
     frame = frame[list(ours)].rename(columns=ours)
     blank = frame.columns[frame.isna().any()].intersection(["subject", "dx", "sex"])
     if len(blank):
-        raise InputError(
-            f"{source.name} has rows without {listed(blank)}; fill them in or delete these rows."
-        )
+        raise InputError(f"{source.name} has rows without {listed(blank)}; fill them in or delete them.")
     return source, frame.assign(
         subject=frame["subject"].str.strip(),
         dx=frame["dx"].str.strip().str.upper().replace(GROUP_NAMES),
@@ -199,18 +194,14 @@ def _joined(
     """Join rows and images by key; images of rows of other groups are ignored."""
     inside = table["dx"].isin(table["dx"] if groups is None else list(groups))
     if not inside.any():
-        raise InputError(
-            f"No row is of the groups {listed(groups or ())}; choose among {listed(table['dx'].unique())}."
-        )
+        there = listed(table["dx"].unique())
+        raise InputError(f"No row is of the groups {listed(groups or ())}; choose among {there}.")
     if not inside.all():
         counts = table.loc[~inside, "dx"].value_counts()
         others = ", ".join(f"{name} {count}" for name, count in counts.items())
-        warnings.warn(
-            f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups or ())} left out "
-            f"({others}); in Python, groups=None keeps them.",
-            EquipoolWarning,
-            stacklevel=3,
-        )
+        left_out = f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups or ())}"
+        text = f"{left_out} left out ({others}); in Python, groups=None keeps them."
+        warnings.warn(text, EquipoolWarning, stacklevel=3)
     rows = table[inside]
     images = images[~images["key"].isin(set(table["key"]) - set(rows["key"]))]
     for part, what in ((rows, f"rows of {path.name}"), (images, "images")):

@@ -99,20 +99,17 @@ def check(
         A data frame or a file for :func:`read_table`.
     site, covariates, target, id
         Names of the columns with these roles.
-    images, mask
+    images, mask, progress
         Name of a column with paths of NIfTI files, which are then checked too
-        (:func:`equipool.data.check_volumes`), and a mask for them; the median intensity of each image stands
-        for the features.
-    features
-        Names or patterns (``"*_thickness"``) of the measurements; default: every other column of numbers.
-    ignore
-        Columns that are none of these.
+        (:func:`equipool.data.check_volumes`), a mask for them, and whether to show progress on the terminal;
+        the median intensity of each image stands for the features.
+    features, ignore
+        Names or patterns (``"*_thickness"``) of the measurements; default: every other column of numbers
+        that is not to be ignored.
     task
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
         ``"error"`` or ``"impute"``: whether missing features are an error.
-    progress
-        Whether to show the progress of reading images on the terminal.
 
     Examples
     --------
@@ -191,7 +188,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def _read_text(path: Path, delimiter: str, labels: Any) -> pd.DataFrame:
     """Read with the separator of the file's kind, or with one that gives more columns."""
     first: Any = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
-    read = partial(pd.read_csv, path, encoding="utf-8-sig")
+    read: Any = partial(pd.read_csv, path, encoding="utf-8-sig")
     names = {delimiter: read(sep=delimiter, **first).iloc[0].tolist()}
     if len(names[delimiter]) == 1:
         marks = [mark for mark in ",\t;|" if mark in names[delimiter][0]]
@@ -201,7 +198,7 @@ def _read_text(path: Path, delimiter: str, labels: Any) -> pd.DataFrame:
     chosen = labels(names[delimiter]) if callable(labels) else labels
     types = {name: "object" for name in chosen if name in names[delimiter]}
     read = partial(read, sep=delimiter, dtype=types, low_memory=False, index_col=False)
-    frame = read()
+    frame: pd.DataFrame = read()
     return read(decimal=",") if delimiter != "," and _has_decimal_commas(frame) else frame
 
 

@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
-from equipool.checks.inputs import parse_covariates, parse_labels
+from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths
-from equipool.data.covariates import Encoding, covariate_frame, encode
+from equipool.data.covariates import Encoding, encode
 from equipool.data.splits import deal
 from equipool.estimators.harmonizer import (
     FOLDS,
