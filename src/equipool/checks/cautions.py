@@ -99,14 +99,18 @@ def confounding_cautions(
     inputs: Inputs, confounding: dict[str, float], prediction: SitePrediction | None
 ) -> Iterator[Finding]:
     """Warn where covariates and target predict the site."""
-    if prediction is None or not prediction.beyond_chance or prediction.excess < 0.1:
+    if prediction is None:
+        return
+    above = prediction.balanced_accuracy - prediction.chance
+    excess = above / (1 - prediction.chance)  # from 0, no better than guessing, to 1, always right
+    if excess < 0.1 or above <= 3 * prediction.chance_error:
         return
     advice = []
     if inputs.covariate_names:
         advice.append("keep the covariates, or their effect is removed with the site's")
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
         advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be fully separated")
-    degree = "strongly" if prediction.excess > 0.5 else "moderately"
+    degree = "strongly" if excess > 0.5 else "moderately"
     accuracy = f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%})"
     text = (
         f"The site is {degree} confounded with {listed(confounding)}: from these alone a classifier predicts "

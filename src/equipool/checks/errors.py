@@ -23,12 +23,9 @@ LIKE_AN_ID = "has a different value in every row, as an id would; name the colum
 COLLINEAR = 1 - 1e-9  # correlation
 
 
-def check_inputs(
-    inputs: Inputs, *, missing: Missing = "error", pooled: bool = True, one_site: bool = False
-) -> None:
-    """Raise :class:`InputError` for the first problem; with ``one_site``, a single site is none."""
-    findings = find_errors(inputs, missing=missing, pooled=pooled)
-    raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
+def check_inputs(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> None:
+    """Raise :class:`InputError` for the first problem, as :func:`find_errors` finds them."""
+    raise_first_error(find_errors(inputs, missing=missing, pooled=pooled))
 
 
 def check_for_fit(
@@ -39,7 +36,8 @@ def check_for_fit(
     without_site: str = "the code is not made to forget sites",
 ) -> None:
     """Raise the first problem that prevents fitting; warn where no site was given."""
-    check_inputs(inputs, missing=missing, one_site=not site_given)
+    findings = find_errors(inputs, missing=missing)
+    raise_first_error(one for one in findings if site_given or one.code != "one-site")
     if not site_given:
         text = f"No site was given, so all rows are one site's: {without_site}. Pass site=, one label a row."
         warnings.warn(text, EquipoolWarning, stacklevel=3)

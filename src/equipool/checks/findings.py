@@ -77,11 +77,6 @@ def _and_more(words: Sequence[str], count: int) -> str:
     return ", ".join(words) + (f" and {count - len(words)} more" if count > len(words) else "")
 
 
-def by_level(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return errors first, then warnings, then notes."""
-    return tuple(sorted(findings, key=lambda one: LEVELS.index(one.level)))
-
-
 def raise_first_error(findings: Iterable[Finding]) -> None:
     """Raise :class:`InputError` with the first error, and say how many more there are."""
     errors = [one for one in findings if one.level == "error"]

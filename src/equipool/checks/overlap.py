@@ -44,12 +44,8 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
     by_site = [np.sort(values[site_index == s]) for s in range(site_index.max() + 1)]
     low, high, size = np.array([(v[0], v[-1], len(v)) for v in by_site]).T
     start, stop = np.maximum.outer(low, low), np.minimum.outer(high, high)
-    inside = np.array(
-        [
-            np.searchsorted(v, b, side="right") - np.searchsorted(v, a)
-            for v, a, b in zip(by_site, start, stop, strict=True)
-        ]
-    )
+    ranges = zip(by_site, start, stop, strict=True)
+    inside = np.array([np.searchsorted(v, b, side="right") - np.searchsorted(v, a) for v, a, b in ranges])
     inside = np.where(stop >= start, inside, 0)
     overlap: FloatArray = (inside + inside.T) / np.add.outer(size, size)
     return overlap
@@ -97,16 +93,6 @@ class SitePrediction:
     chance: float
     chance_error: float
 
-    @property
-    def excess(self) -> float:
-        """From 0, no better than guessing, to 1, always right."""
-        return (self.balanced_accuracy - self.chance) / (1 - self.chance)
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether it is three standard errors of guessing above chance."""
-        return self.balanced_accuracy > self.chance + 3 * self.chance_error
-
 
 def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) -> SitePrediction | None:
     """Return how well a classifier predicts the site of held-out rows from the variables.
@@ -122,8 +108,8 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
     large = np.bincount(site_index[rows], minlength=site_index.max() + 1) >= FOLDS
     rows = rows[large[site_index[rows]]]
     site = site_index[rows]
-    n_sites = len(np.unique(site))
-    if n_sites < 2:
+    sizes = np.unique(site, return_counts=True)[1]
+    if len(sizes) < 2:
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
@@ -131,10 +117,7 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     # In a small pool a variable without information can drown one with it, hence each alone too.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]
-    best = max(
-        balanced_accuracy_score(site, cross_val_predict(forest, columns, site, cv=folds))
-        for columns in choices
-    )
-    chance, sizes = 1 / n_sites, np.unique(site, return_counts=True)[1]
-    error = np.sqrt((chance * (1 - chance) / sizes).sum()) / n_sites
+    predicted = (cross_val_predict(forest, columns, site, cv=folds) for columns in choices)
+    best, chance = max(balanced_accuracy_score(site, each) for each in predicted), 1 / len(sizes)
+    error = np.sqrt((chance * (1 - chance) / sizes).sum()) / len(sizes)
     return SitePrediction(float(best), chance, float(error))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from equipool.checks import cautions
 from equipool.checks.breaks import break_cautions
 from equipool.checks.errors import Missing, find_errors
-from equipool.checks.findings import Finding, by_level, plural
+from equipool.checks.findings import LEVELS, Finding, plural
 from equipool.checks.inputs import Inputs
 from equipool.checks.overlap import (
     SitePrediction,
@@ -160,8 +160,9 @@ def preflight(
         *break_cautions(inputs, measured),
         *cautions.notes(inputs),
     ]
+    findings.sort(key=lambda one: LEVELS.index(one.level))
     table = _site_table(inputs)
-    return PreflightReport(inputs, by_level(findings), table, overlap, common, confounding, prediction)
+    return PreflightReport(inputs, tuple(findings), table, overlap, common, confounding, prediction)
 
 
 def _site_table(inputs: Inputs) -> pd.DataFrame:

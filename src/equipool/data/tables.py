@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
-from equipool.checks.findings import by_level, note, plural, rows_text, warning
+from equipool.checks.findings import LEVELS, note, plural, rows_text, warning
 from equipool.checks.inputs import refuse_double_names
 from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
@@ -143,7 +143,8 @@ def check(
     report = preflight(with_intensity(inputs, grid.brightness), missing=missing, measured=measured)
     findings = [warning("image-intensities", str(one.message), images) for one in caught]
     findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", images))
-    return replace(report, findings=by_level([*report.findings, *findings]))
+    by_level = sorted([*report.findings, *findings], key=lambda one: LEVELS.index(one.level))
+    return replace(report, findings=tuple(by_level))
 
 
 def with_intensity(inputs: Inputs, brightness: Sequence[float] | NDArray[Any]) -> Inputs:

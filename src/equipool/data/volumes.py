@@ -228,38 +228,34 @@ def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:
 
 def _build_cache(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
     """Fill a new folder and rename it at the end, so that no half of a cache is ever taken for one."""
+    inside: Mask | None = None if mask is None else mask.inside
+    scales, stamps = np.zeros((len(files), 2), dtype=np.float32), _stamps(files)
     folder.parent.mkdir(parents=True, exist_ok=True)
     options: Any = {"prefix": f".{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**options) as work:
         new = Path(work) / "new"
         new.mkdir()
-        _fill(new, files, mask, jobs=jobs, progress=progress)
+        with (new / VALUES).open("wb") as stream:
+
+            def keep(k: int, image: FloatArray) -> None:
+                quantised, scales[k] = _quantised(image.ravel() if inside is None else image[inside])
+                stream.write(quantised.tobytes())
+
+            grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
+        if inside is None:
+            inside = _derived_mask(grid.present, len(files))
+            with (new / VALUES).open("rb") as whole, (new / "compact").open("wb") as compact:
+                for _ in files:  # the mask's voxels, one image at a time
+                    compact.write(np.fromfile(whole, np.int16, inside.size)[inside.ravel()].tobytes())
+            (new / "compact").replace(new / VALUES)
+        np.save(new / SCALES, scales, allow_pickle=False)
+        np.save(new / MASK, inside, allow_pickle=False)
+        if _stamps(files) != stamps:
+            raise EquipoolError(CHANGED)
+        write_json(new / FACTS, {"affine": grid.affine.tolist(), "files": stamps})
         with suppress(FileNotFoundError):
             folder.rename(Path(work) / "old")  # a cache of images that have changed
         new.rename(folder)
-
-
-def _fill(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
-    inside: Mask | None = None if mask is None else mask.inside
-    scales, stamps = np.zeros((len(files), 2), dtype=np.float32), _stamps(files)
-    with (folder / VALUES).open("wb") as stream:
-
-        def keep(k: int, image: FloatArray) -> None:
-            quantised, scales[k] = _quantised(image.ravel() if inside is None else image[inside])
-            stream.write(quantised.tobytes())
-
-        grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
-    if inside is None:
-        inside = _derived_mask(grid.present, len(files))
-        with (folder / VALUES).open("rb") as whole, (folder / "compact").open("wb") as compact:
-            for _ in files:  # the mask's voxels, one image at a time
-                compact.write(np.fromfile(whole, np.int16, inside.size)[inside.ravel()].tobytes())
-        (folder / "compact").replace(folder / VALUES)
-    np.save(folder / SCALES, scales, allow_pickle=False)
-    np.save(folder / MASK, inside, allow_pickle=False)
-    if _stamps(files) != stamps:
-        raise EquipoolError(CHANGED)
-    write_json(folder / FACTS, {"affine": grid.affine.tolist(), "files": stamps})
 
 
 def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32, np.float32]]:
