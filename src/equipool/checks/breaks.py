@@ -116,8 +116,7 @@ def _with_hinges(regressors: FloatArray) -> FloatArray:
 
 def _components(values: FloatArray, regressors: FloatArray) -> FloatArray | None:
     """Return the first principal components of the residuals, each of variance 1; ``None`` if they are 0."""
-    largest = np.abs(values).max(axis=0)
-    values = values / np.where(largest > 0, largest, 1.0)  # squares of huge numbers overflow
+    values = values / np.maximum(np.abs(values).max(axis=0), 1e-300)  # squares of huge numbers overflow
     design = np.column_stack([np.ones(len(regressors)), regressors])
     residuals = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     deviation = residuals.std(axis=0)

@@ -98,8 +98,8 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
     if "session" not in frame:
         frame["session"] = None
     _require_one_each(frame)
-    first = [*KEY, "path"]
-    return frame[[*first, *sorted(set(frame.columns) - set(first))]].sort_values(KEY, ignore_index=True)
+    others = sorted(set(frame.columns) - {*KEY, "path"})
+    return frame[[*KEY, "path", *others]].sort_values(KEY, ignore_index=True)
 
 
 def _candidates(folder: Path, suffix: str) -> list[Path]:

@@ -252,10 +252,9 @@ def _common_grid(files: Sequence[Path]) -> tuple[Frame, dict[int, str]]:
     if not headers:
         _raise_problems(files, problems)
     keys = {k: (header.shape, tuple(header.affine.round(2).ravel())) for k, header in headers.items()}
-    (key, _), *_ = Counter(keys.values()).most_common(1)
-    usual = next(header for k, header in headers.items() if keys[k] == key)
-    unlike = {k: _difference(header, usual) for k, header in headers.items()}
-    unlike = {k: text for k, text in unlike.items() if text}
+    most = Counter(keys.values()).most_common(1)[0][0]
+    usual = next(header for k, header in headers.items() if keys[k] == most)
+    unlike = {k: text for k, header in headers.items() if (text := _difference(header, usual))}
     as_in = f"as in {len(headers) - len(unlike)} of {plural(len(headers), 'file')}"
     return usual, problems | {k: f"{text} {as_in}" for k, text in unlike.items()}
 

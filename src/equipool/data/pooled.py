@@ -77,14 +77,12 @@ class PooledDataset:
         ----------
         X, images
             Features (rows, features), or paths of images.
-        site
-            The site of each row.
+        site, ids
+            The site of each row, and its id (default: its number).
         covariates, covariate_names, units
             Numbers (rows,) or (rows, K), their names, and their units by name.
         y, task
             The target, and whether it is a ``"class"`` or a ``"number"`` (default: guessed).
-        ids
-            One for each row; default: its number.
         missing
             ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
         """

@@ -55,6 +55,9 @@ def read_adni(
 ) -> pd.DataFrame:
     """Return ADNI's participants with their images from the search export and a folder of NIfTI files.
 
+    The columns are ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
+    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
+
     Parameters
     ----------
     source
@@ -70,10 +73,6 @@ def read_adni(
     missing_images
         ``"error"`` names rows without an image and images without a row; ``"drop"`` leaves them out.
 
-    Returns
-    -------
-    A frame with ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
-    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
     """
     path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
     folder = path.parent if images is None else Path(images)
@@ -107,6 +106,8 @@ def read_adcp(
 ) -> pd.DataFrame:
     """Return ADCP's participants with their images from a folder with one table and NIfTI files below it.
 
+    The columns are ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
+
     Parameters
     ----------
     folder
@@ -117,9 +118,6 @@ def read_adcp(
     groups, missing_images
         As for :func:`read_adni`.
 
-    Returns
-    -------
-    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -37,13 +37,9 @@ def read_table(
 ) -> pd.DataFrame:
     """Read a CSV, TSV or Parquet file, plain or compressed.
 
-    Parameters
-    ----------
-    path
-        The file. For text the separator is found in the header: comma, tab, semicolon or bar.
-    labels
-        Columns to keep as text, such as the site and the id, so that ``001`` does not become 1; or a function
-        that returns them, given the names of all columns.
+    For text the separator is found in the header: comma, tab, semicolon or bar. ``labels`` are columns to
+    keep as text, such as the site and the id, so that ``001`` does not become 1; or a function that returns them,
+    given the names of all columns.
     """
     path = Path(path)
     kind = table_kind(path)
