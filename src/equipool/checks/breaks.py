@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
@@ -44,7 +45,14 @@ class Break:
 
 def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterator[Finding]:
     """Warn of sites whose rows change at some point; ``measured`` replaces the features, if given."""
-    values, regressors = inputs.X if measured is None else measured, _regressors(inputs)
+    values, regressors = inputs.X if measured is None else measured, inputs.covariates
+    if inputs.target is not None and inputs.task == "number":
+        regressors = np.column_stack([regressors, inputs.target])
+    elif inputs.target is not None:
+        labels = pd.Series(inputs.target.astype(str))
+        # The rarest of very many classes are taken together.
+        common = labels.value_counts().index[: min(MAX_CLASSES, labels.nunique() - 1)].to_numpy()
+        regressors = np.column_stack([regressors, labels.to_numpy()[:, None] == common])
     for k, site in enumerate(inputs.sites):
         rows = inputs.rows_with_site[inputs.site_index == k]
         step = find_break(values[rows], regressors[rows])
@@ -140,16 +148,3 @@ def _group_means(values: FloatArray, starts: NDArray[np.intp]) -> FloatArray:
     values = np.where(finite, values, np.where(finite, values, 0.0).sum(axis=0) / count)
     rows = np.diff(np.append(starts, len(values)))
     return np.asarray(np.add.reduceat(values, starts, axis=0) / rows[:, None])
-
-
-def _regressors(inputs: Inputs) -> FloatArray:
-    """Return covariates and target as columns of numbers."""
-    if inputs.target is None:
-        return inputs.covariates
-    if inputs.task == "number":
-        return np.column_stack([inputs.covariates, inputs.target])
-    labels = inputs.target.astype(str)
-    names, count = np.unique(labels, return_counts=True)
-    # The rarest of very many classes are taken together.
-    common = names[np.argsort(-count, kind="stable")][: min(MAX_CLASSES, len(names) - 1)]
-    return np.column_stack([inputs.covariates, labels[:, None] == common])

@@ -38,8 +38,8 @@ def read_table(
     """Read a CSV, TSV or Parquet file, plain or compressed.
 
     For text the separator is found in the header: comma, tab, semicolon or bar. ``labels`` are columns to
-    keep as text, such as the site and the id, so that ``001`` does not become 1; or a function that returns them,
-    given the names of all columns.
+    keep as text, such as the site and the id, so that ``001`` does not become 1; or a function that returns
+    them, given the names of all columns.
     """
     path = Path(path)
     kind = table_kind(path)
