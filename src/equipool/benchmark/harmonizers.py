@@ -32,7 +32,7 @@ from equipool.benchmark.runs import fingerprint, run_all
 from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
-from equipool.data.tables import label_columns, read_table
+from equipool.data.tables import read_table
 from equipool.estimators.peers import PEERS, ComBatPeer, Raw
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
@@ -121,7 +121,7 @@ def read_pool(
         return table, truth.pool, None
     if site is None:
         raise InputError("Name the column that tells sites apart with --site.")
-    frame = read_table(table, labels=label_columns(site, roles))
+    frame = read_table(table, labels=[site, roles.get("id")])
     pool = PooledDataset.from_frame(frame, site=site, **roles)
     large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= MIN_ROWS
     if len(np.unique(pool.site[large])) < 2:

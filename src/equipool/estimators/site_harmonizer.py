@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
-from equipool.checks.inputs import parse_covariates, parse_labels
-from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
-from equipool.data.covariates import Encoding, covariate_frame, encode
+from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels
+from equipool.checks.overlap import NINE_TENTHS, nine_tenths
+from equipool.data.covariates import Encoding, encode
 from equipool.data.splits import deal
 from equipool.estimators.harmonizer import (
     FOLDS,
@@ -243,8 +243,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
-        ordered = np.sort(x, axis=0)
-        low, median, high = nine_tenths_of_sorted(ordered)
+        low, median, high = nine_tenths(x)
         # A few values must not make all others alike.
         reach = np.where(high > low, 10 * (high - low) / NINE_TENTHS, np.inf)
         mean, deviation = np.empty(x.shape[1]), np.empty(x.shape[1])
@@ -258,7 +257,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
                 deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[measured]))
             if not np.isfinite(deviation[k]):
                 raise InputError(f"Column {str(name)!r} is too large; leave it out.")
-        self.point_masses_ = find_point_masses(ordered)
+        self.point_masses_ = find_point_masses(np.sort(x, axis=0))
         varies = deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)
         self.harmonized_ = varies & (median != self.point_masses_)
         self.feature_mean_ = mean

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.data import PooledDataset
-from equipool.data.nifti import read_grid
+from equipool.data.nifti import Frame, read_header
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 
@@ -213,8 +213,8 @@ def volumes_for(
 ) -> Volumes:
     """Read images with the mask of a fitted estimator; those on another grid are refused."""
     if mask is not None and affine is not None and len(paths):
-        grid = read_grid(Path(paths[0]))
-        if grid is not None:
+        grid = read_header(Path(paths[0]))
+        if isinstance(grid, Frame):
             _require_grid(*grid, mask, affine)
     return Volumes.build(paths, mask=mask)
 
