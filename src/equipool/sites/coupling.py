@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from equipool.randomness import seed_for
-from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, pieces, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
@@ -111,14 +111,9 @@ class Coupling(SiteEffect):
 
     def _units(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
-        units = np.empty((len(residuals), len(self.bias)))
-        for part in pieces(*units.shape):  # larger than a table of few features
-            points = (
-                self.latent(one[part], covariates[part]) for one in (residuals, np.zeros_like(residuals))
-            )
-            here, mean = (np.tanh(one @ self.weights + self.bias) for one in points)
-            units[part] = here - mean
-        return units
+        points = (self.latent(one, covariates) for one in (residuals, np.zeros_like(residuals)))
+        here, mean = (np.tanh(point @ self.weights + self.bias) for point in points)
+        return here - mean
 
     @classmethod
     def _trained(
@@ -183,9 +178,6 @@ def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]
 
 def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray, rows: IntArray) -> FloatArray:
     """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
-    inner, across = RIDGE * np.eye(HIDDEN), np.zeros((HIDDEN, goal.shape[1]))
-    for some in (rows[part] for part in pieces(len(rows), HIDDEN)):
-        weighted = units[some].T * weight[some]
-        inner += weighted @ units[some]
-        across += weighted @ goal[some]
-    return np.linalg.solve(inner, across).astype(np.float64)
+    units, weight = units[rows], weight[rows]
+    across = gram(units, weight, goal[rows])
+    return np.linalg.solve(gram(units, weight) + RIDGE * np.eye(HIDDEN), across).astype(np.float64)

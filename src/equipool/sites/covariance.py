@@ -60,7 +60,7 @@ class Covariance(SiteEffect):
         chosen, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
             return identity
-        n = _freedom(design)
+        n = np.maximum(design.n_participants - 1, 0.0)
         whiten, colour = _Pool.of(residuals, design).roots(chosen)
         white = residuals @ whiten
         sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
@@ -101,8 +101,6 @@ class Covariance(SiteEffect):
 
     def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
         """Multiply winsorised residuals by A_s to a power."""
-        if self.is_identity:
-            return rows
         white, result = winsorised(rows - at.predicted, self.deviation) @ self.whiten, rows.copy()
         for s in np.unique(at.site):
             some, part = at.site == s, slice(self.start[s], self.start[s + 1])
@@ -122,7 +120,8 @@ class _Pool:
 
     @classmethod
     def of(cls, residuals: FloatArray, design: Design) -> Self:
-        covariance = gram(residuals, design.weight) / max(_freedom(design).sum(), 1.0)
+        freedom = np.maximum(design.n_participants - 1, 0.0).sum()
+        covariance = gram(residuals, design.weight) / max(freedom, 1.0)
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
         share = POOLED_SHRINKAGES[:, None]
@@ -154,11 +153,6 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
 
 
-def _freedom(design: Design) -> FloatArray:
-    """Return the degrees of freedom of each site's residuals, (sites,)."""
-    return np.maximum(design.n_participants - 1, 0.0)
-
-
 def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float]:
     """Return which of the pool's shrinkages, and k, by the log-likelihood of held-out participants.
 
@@ -176,7 +170,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         return chosen, np.inf if k is None else float(k)
     for fold, pool in zip(design.folds(), pools, strict=True):
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        (whiten, _), n = pool.roots(chosen), _freedom(fitted)
+        (whiten, _), n = pool.roots(chosen), np.maximum(fitted.n_participants - 1, 0.0)
         for s in np.unique(judged.site):
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])

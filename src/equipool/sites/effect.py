@@ -9,7 +9,6 @@ prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -138,14 +137,11 @@ class Composition:
 
     effects: tuple[SiteEffect, ...]
 
-    def __iter__(self) -> Iterator[SiteEffect]:
-        return iter(self.effects)
-
     def __getitem__(self, name: str) -> Any:
         return next(effect for effect in self.effects if effect.name == name)
 
     @property
-    def active(self) -> Sequence[SiteEffect]:
+    def active(self) -> list[SiteEffect]:
         """Effects that do something."""
         return [effect for effect in self.effects if not effect.is_identity]
 

@@ -32,7 +32,7 @@ class SiteModel:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
-        if [type(effect) for effect in self.composition] != [Warp, ShiftScale, Covariance, Coupling]:
+        if [type(effect) for effect in self.composition.effects] != [Warp, ShiftScale, Covariance, Coupling]:
             raise ValueError("composition")
         columns, coupling = self.composition["warp"].columns, self.composition["coupling"]
         if len(columns) and columns[-1] >= len(self.trend.centre):
@@ -127,7 +127,7 @@ def fit_site_model(
     residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
     return SiteModel(
         curvature=shared.curvature,
-        trend=shared.trend,
+        trend=Trend(shared.basis, shared.whole.slopes[: shared.basis.width], shared.whole.centre),
         composition=Composition(
             (warping, affine, covariance, Coupling.fit(residuals, design, wanted=coupling, seed=seed))
         ),

@@ -11,17 +11,12 @@ from numpy.typing import NDArray
 from equipool import distributed
 from equipool.data.volumes import Volumes
 from equipool.groups.trend import Trend
+from equipool.sites import scanner_patterns as patterns
 from equipool.sites import scans as reading
 from equipool.sites.design import FEW, MAX_FEATURES, TINY, Design
 from equipool.sites.effect import Composition, FloatArray, IntArray, array, choose
 from equipool.sites.intensity import RANGE, Intensity
-from equipool.sites.scanner_patterns import (
-    PeoplePatterns,
-    ScannersAndPeople,
-    Survey,
-    intensity_terms,
-    scanner_patterns,
-)
+from equipool.sites.scanner_patterns import Survey
 from equipool.sites.scans import Box, ScanContext, gains, normalised
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
@@ -70,7 +65,7 @@ class VolumeModel:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
-        if [type(effect) for effect in self.composition] != [Intensity, ShiftScale]:
+        if [type(effect) for effect in self.composition.effects] != [Intensity, ShiftScale]:
             raise ValueError("composition")
         if len(self.trend.centre) != len(self.template):
             raise ValueError("trend")
@@ -115,9 +110,6 @@ class VolumeModel:
         """Return what the scanner of these scans would have made of residuals: the inverse."""
         values, _ = normalised(rows, self.template)
         return (self.discriminant.expected(values) + residuals) * gains(rows, self.template)[:, None]
-
-
-# -- passes over scans -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +180,7 @@ class VolumeRegression:
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
             for part, rows in self.parts():
-                np.add(terms, intensity_terms(rows, scans.box.smooth(rows)), out=terms)
+                np.add(terms, patterns.intensity_terms(rows, scans.box.smooth(rows)), out=terms)
                 np.add(ends, np.quantile(rows, RANGE, axis=1).sum(axis=1), out=ends)
                 rest = rows - self.columns[part] @ self.solution
                 np.add(squares, (rest**2).sum(axis=0), out=squares)
@@ -200,7 +192,7 @@ class VolumeRegression:
             n,
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
-            people=PeoplePatterns.of(rows, scale),
+            people=patterns.PeoplePatterns.of(rows, scale),
             variance=scale * distributed.summed(squares) / n,
         )
 
@@ -215,7 +207,8 @@ class VolumeRegression:
         means given the trend, of these the scanners' part, and given that the pool's level and the trend.
         """
         n, count, box, people = np.maximum(self.n, TINY), len(self.n), self.scans.box, survey.people
-        apart = ScannersAndPeople(scanner_patterns(survey.terms, box.inside, box.mask), people)
+        scanner = patterns.scanner_patterns(survey.terms, box.inside, box.mask)
+        apart = patterns.ScannersAndPeople(scanner, people)
         # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
         beyond = apart.beyond_chance(self.shift, n, self.inflation)
         # Of small sites' shifts the reliable part is kept, by how far large sites are from the pool, beside
@@ -260,9 +253,6 @@ class VolumeRegression:
             total += effect.log_det(rows, at).sum()
             total += survey.people.log_likelihood(np.where(absent, 0.0, rest)).sum()
         return float(distributed.summed(total)[0])
-
-
-# -- fit ---------------------------------------------------------------------------------------------------
 
 
 def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:

@@ -74,8 +74,8 @@ class Warp(SiteEffect):
         for block in pieces(len(columns), design.n_sites * CURVE**2):
             some, site = columns[block], design.site[rows]
             v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
-            v, centre[block], width[block] = _standardised(v, design.weight[rows])
-            sums = rising.sums_of(v, design, shared.columns, rows)
+            centre[block], width[block] = _mean_and_deviation(v, design.weight[rows])
+            sums = rising.sums_of((v - centre[block]) / width[block], design, shared.columns, rows)
             start = rising.pool_curve(sums, shared.penalty)[0]
             curves[:, block] = rising.newton(sums, start, stiffness[some], shared.penalty)[0]
         pool = np.average(curves, axis=0, weights=np.where(large, design.n_participants, 0.0))
@@ -175,7 +175,8 @@ def _losses(
     values = effect.undo(z[rows], shared.at(rows, design, fit))
     # So many features at a time that the sums of their curves fit into a cache.
     for block in pieces(z.shape[1], design.n_sites * CURVE**2):
-        v, _, width = _standardised(values[:, block], design.weight[train], len(train))
+        mean, width = _mean_and_deviation(values[: len(train), block], design.weight[train])
+        v = (values[:, block] - mean) / width
         fitted = rising.sums_of(v[: len(train)], design, shared.columns, train)
         judged = rising.sums_of(v[len(train) :], design, shared.columns, held)
         pool, trend = rising.pool_curve(fitted, shared.penalty)
@@ -191,10 +192,6 @@ def _losses(
     return losses
 
 
-def _standardised(
-    v: FloatArray, weight: FloatArray, n: int | None = None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (v − mean) / deviation, mean and deviation; these by the first n rows."""
-    mean = weight @ v[:n] / weight.sum()
-    deviation = np.sqrt(np.maximum(weight @ (v[:n] - mean) ** 2 / weight.sum(), TINY))
-    return (v - mean) / deviation, mean, deviation
+def _mean_and_deviation(v: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    mean = weight @ v / weight.sum()
+    return mean, np.sqrt(np.maximum(weight @ (v - mean) ** 2 / weight.sum(), TINY))
