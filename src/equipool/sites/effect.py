@@ -9,6 +9,7 @@ prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -136,6 +137,9 @@ class Composition:
     """Effects in order, the outermost first."""
 
     effects: tuple[SiteEffect, ...]
+
+    def __iter__(self) -> Iterator[SiteEffect]:
+        return iter(self.effects)
 
     def __getitem__(self, name: str) -> Any:
         return next(effect for effect in self.effects if effect.name == name)

@@ -74,8 +74,7 @@ class ShiftScale(SiteEffect):
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return − Σ log δ."""
-        total: FloatArray = -np.log(self.scale).sum(axis=1)[at.site]
-        return total
+        return -np.log(self.scale).sum(axis=1)[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site from its rows, outlying values winsorised, shrunk as the others are."""
@@ -226,8 +225,7 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     total = weight.sum(axis=0)
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
     between = np.maximum(apart - (count - 1), 0) / (total - (weight**2).sum(axis=0) / total)
-    result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
-    return result
+    return (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,5 +341,4 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
 def _limit(lengths: FloatArray, n: FloatArray, pooled: FloatArray) -> FloatArray:
     """Return how far a site's values may lie, from its mean absolute deviation shrunk to the pool's."""
     deviation = (lengths + PRIOR_SCALE * pooled) / (n + PRIOR_SCALE)
-    limit: FloatArray = WINSORISE_AT * np.sqrt(np.pi / 2) * deviation
-    return limit
+    return WINSORISE_AT * np.sqrt(np.pi / 2) * deviation

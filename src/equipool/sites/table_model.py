@@ -32,7 +32,7 @@ class SiteModel:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
-        if [type(effect) for effect in self.composition.effects] != [Warp, ShiftScale, Covariance, Coupling]:
+        if [type(effect) for effect in self.composition] != [Warp, ShiftScale, Covariance, Coupling]:
             raise ValueError("composition")
         columns, coupling = self.composition["warp"].columns, self.composition["coupling"]
         if len(columns) and columns[-1] >= len(self.trend.centre):

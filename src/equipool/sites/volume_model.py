@@ -16,7 +16,6 @@ from equipool.sites import scans as reading
 from equipool.sites.design import FEW, MAX_FEATURES, TINY, Design
 from equipool.sites.effect import Composition, FloatArray, IntArray, array, choose
 from equipool.sites.intensity import RANGE, Intensity
-from equipool.sites.scanner_patterns import Survey
 from equipool.sites.scans import Box, ScanContext, gains, normalised
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
@@ -65,7 +64,7 @@ class VolumeModel:
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, effects that do not fit the trend or each other."""
-        if [type(effect) for effect in self.composition.effects] != [Intensity, ShiftScale]:
+        if [type(effect) for effect in self.composition] != [Intensity, ShiftScale]:
             raise ValueError("composition")
         if len(self.trend.centre) != len(self.template):
             raise ValueError("trend")
@@ -172,7 +171,7 @@ class VolumeRegression:
                 np.copyto(rows, self.columns[part] @ self.solution, where=absent)
             yield part, rows
 
-    def survey(self) -> Survey:
+    def survey(self) -> patterns.Survey:
         """Look at intensities and residuals, in one pass."""
         scans, (n, used) = self.scans, self.columns.shape
         voxels = len(scans.template)
@@ -188,7 +187,7 @@ class VolumeRegression:
 
         rows = reading.rows_of_some(residuals(), n, voxels)
         scale = n / max(n - used, 1)
-        return Survey(
+        return patterns.Survey(
             n,
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
@@ -196,11 +195,11 @@ class VolumeRegression:
             variance=scale * distributed.summed(squares) / n,
         )
 
-    def fit_intensity(self, survey: Survey) -> Intensity:
+    def fit_intensity(self, survey: patterns.Survey) -> Intensity:
         """Return what sites do to intensities."""
         return Intensity.fit(survey, self.apart(survey)[0], self.shift_variance, self.scans.box)
 
-    def apart(self, survey: Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def apart(self, survey: patterns.Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the sites' shifts, the pool's level and the slopes, shifts told from whom a site scanned.
 
         Trend and shifts explain each other where sites' ages differ, so they are fitted in turns: the sites'
@@ -243,7 +242,7 @@ class VolumeRegression:
         ridge = (1e-3 * np.trace(covariance) / len(axes) + 1e-12) * np.eye(len(axes))
         return SiteDiscriminant(self.level, self.shift, axes, places, np.linalg.inv(covariance + ridge))
 
-    def held_out(self, scans: Scans, survey: Survey) -> float:
+    def held_out(self, scans: Scans, survey: patterns.Survey) -> float:
         """Return the log-likelihood of other scans, up to a constant, with the covariance of a survey."""
         shift, level, slopes = self.apart(survey)
         total = np.zeros(1)

@@ -12,7 +12,6 @@ from equipool.groups.trend import MIN_DISTINCT
 from equipool.sites import rising_curves as rising
 from equipool.sites.design import MIN_PARTICIPANTS, TINY, Design, pieces
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose, exceeds
-from equipool.sites.rising_curves import CURVE
 from equipool.sites.shift_scale import SharedTrend
 
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
@@ -40,8 +39,8 @@ class Warp(SiteEffect):
     columns: IntArray = array("warped", neutral=0)  # which features
     scale: FloatArray = array("sites", "warped", positive=True)  # v = scale · z + offset
     offset: FloatArray = array("sites", "warped")
-    curves: FloatArray = array("sites", "warped", str(CURVE))  # g_s
-    pool: FloatArray = array("warped", str(CURVE))  # ḡ
+    curves: FloatArray = array("sites", "warped", str(rising.CURVE))  # g_s
+    pool: FloatArray = array("warped", str(rising.CURVE))  # ḡ
     centre: FloatArray = array("warped")  # the pool's value is centre + width · v
     width: FloatArray = array("warped", positive=True)
 
@@ -69,9 +68,9 @@ class Warp(SiteEffect):
         # A compression acts on the trend too: curves are put on a scale that does so.
         shared = replace(shared, scales_trend=True)
         effect, rows = shared.whole.effect, np.flatnonzero(large[design.site])
-        curves = np.empty((design.n_sites, len(columns), CURVE))
+        curves = np.empty((design.n_sites, len(columns), rising.CURVE))
         centre, width = np.empty((2, len(columns)))
-        for block in pieces(len(columns), design.n_sites * CURVE**2):
+        for block in pieces(len(columns), design.n_sites * rising.CURVE**2):
             some, site = columns[block], design.site[rows]
             v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
             centre[block], width[block] = _mean_and_deviation(v, design.weight[rows])
@@ -174,7 +173,7 @@ def _losses(
     losses = np.empty((1 + 2 * len(stiffnesses), z.shape[1], design.n_sites))
     values = effect.undo(z[rows], shared.at(rows, design, fit))
     # So many features at a time that the sums of their curves fit into a cache.
-    for block in pieces(z.shape[1], design.n_sites * CURVE**2):
+    for block in pieces(z.shape[1], design.n_sites * rising.CURVE**2):
         mean, width = _mean_and_deviation(values[: len(train), block], design.weight[train])
         v = (values[:, block] - mean) / width
         fitted = rising.sums_of(v[: len(train)], design, shared.columns, train)
