@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from equipool.randomness import seed_for
-from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, pieces, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
@@ -96,8 +96,7 @@ class Coupling(SiteEffect):
         angle = np.clip((covariates - self.middle) / self.reach, -1, 1) * (np.pi / 2)
         planes = np.hstack([np.cos(angle), np.sin(angle)]) if k else np.ones((len(residuals), 1))
         point = np.hstack([planes / np.sqrt(max(k, 1)), residuals @ self.scores / 2])
-        result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
-        return result
+        return point / np.linalg.norm(point, axis=1, keepdims=True)
 
     def _part(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return a f_s(ℓ), (rows, features)."""
@@ -111,9 +110,12 @@ class Coupling(SiteEffect):
 
     def _units(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
-        points = (self.latent(one, covariates) for one in (residuals, np.zeros_like(residuals)))
-        here, mean = (np.tanh(point @ self.weights + self.bias) for point in points)
-        return here - mean
+        units = np.empty((len(residuals), len(self.bias)))
+        for part in pieces(*units.shape):  # larger than a table of few features
+            c, e = covariates[part], residuals[part]
+            here, mean = (np.tanh(self.latent(one, c) @ self.weights + self.bias) for one in (e, 0 * e))
+            units[part] = here - mean
+        return units
 
     @classmethod
     def _trained(
@@ -178,6 +180,9 @@ def _factors(correlation: FloatArray, n: float) -> tuple[FloatArray, FloatArray]
 
 def _ridge(units: FloatArray, goal: FloatArray, weight: FloatArray, rows: IntArray) -> FloatArray:
     """Return the last layer H, (hidden, features), that minimises Σ w (goal − units H)² + RIDGE |H|²."""
-    units, weight = units[rows], weight[rows]
-    across = gram(units, weight, goal[rows])
-    return np.linalg.solve(gram(units, weight) + RIDGE * np.eye(HIDDEN), across).astype(np.float64)
+    inner, across = RIDGE * np.eye(HIDDEN), np.zeros((HIDDEN, goal.shape[1]))
+    for some in (rows[part] for part in pieces(len(rows), HIDDEN)):
+        weighted = units[some].T * weight[some]
+        inner += weighted @ units[some]
+        across += weighted @ goal[some]
+    return np.linalg.solve(inner, across).astype(np.float64)

@@ -81,8 +81,7 @@ class Covariance(SiteEffect):
         """Return − ½ log |A_s|."""
         length = np.diff(self.start)
         along = np.add.reduceat(np.append(np.log(self.values), 0.0), self.start[:-1]) * (length > 0)
-        total: FloatArray = -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
-        return total
+        return -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
@@ -136,8 +135,7 @@ class _Pool:
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the log-likelihood of residuals up to a constant, (shares,)."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
-        result: FloatArray = -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
-        return result
+        return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -90,16 +90,14 @@ def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArr
     from scipy.sparse import csc_array
 
     members: Any = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
-    result: FloatArray = members @ values
-    return result
+    return members @ values
 
 
-def gram(a: FloatArray, weight: FloatArray, b: FloatArray | None = None) -> FloatArray:
-    """Return Σ_i w_i a_i b_iᵀ, (columns of a, columns of b); without b, a's with itself."""
-    b = a if b is None else b
-    total = np.zeros((a.shape[1], b.shape[1]))
-    for part in pieces(len(a), a.shape[1] + b.shape[1]):
-        total += (a[part] * weight[part, None]).T @ b[part]
+def gram(a: FloatArray, weight: FloatArray) -> FloatArray:
+    """Return Σ_i w_i a_i a_iᵀ, (columns, columns)."""
+    total = np.zeros((a.shape[1], a.shape[1]))
+    for part in pieces(len(a), 2 * a.shape[1]):
+        total += (a[part] * weight[part, None]).T @ a[part]
     return total
 
 

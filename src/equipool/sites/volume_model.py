@@ -38,13 +38,11 @@ class SiteDiscriminant:
         apart = ((rows - self.centre) @ self.axes.T)[:, None] - self.places
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
         weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
-        result: FloatArray = weight / weight.sum(axis=1, keepdims=True)
-        return result
+        return weight / weight.sum(axis=1, keepdims=True)
 
     def expected(self, rows: FloatArray) -> FloatArray:
         """Return the mean scan of each row's site, averaged over the sites' probabilities."""
-        result: FloatArray = self.centre + self.posterior(rows) @ self.shift
-        return result
+        return self.centre + self.posterior(rows) @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
