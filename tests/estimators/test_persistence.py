@@ -256,7 +256,7 @@ class Shift(SiteEffect):
 class Curve(Shift):
     name = "curve"
 
-    columns: NDArray[np.intp] = array("curves", integer=True)
+    columns: NDArray[np.intp] = array("curves", neutral=0)
     knots: FloatArray = array("curves", "knots+1")
     strength: float = field(metadata={"least": 0.0, "most": math.inf})
 

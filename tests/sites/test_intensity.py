@@ -8,7 +8,7 @@ from volume_fits import ellipsoid, fitted, smooth_field, volumes_of
 from equipool.sites import intensity as intensities
 from equipool.sites import volume_model
 from equipool.sites.intensity import Intensity
-from equipool.sites.scanner_patterns import PeoplePatterns, intensity_terms, slow_fields
+from equipool.sites.scanner_patterns import PeoplePatterns, Survey, intensity_terms, slow_fields
 from equipool.sites.scans import SMOOTH, Box, ScanContext, gains, normalised
 
 MASK = ellipsoid(16, 18, 15)
@@ -93,7 +93,8 @@ def test_coefficients_against_generalised_least_squares():
     means = intensity_terms(rows, box.smooth(rows)) / len(rows)
     shift = 0.1 * np.stack([means[1] - 0.4, 0.4 - means[1]])
     error = np.array([0.05, 0.05])
-    effect = Intensity.fit(means, np.array([0.0, 2.0]), shift, error, patterns, 40.0, box)
+    survey = Survey(40, means, np.array([0.0, 2.0]), patterns, rows.var(axis=0))
+    effect = Intensity.fit(survey, shift, error, box)
     maps = [np.ones(voxels), means[1], means[2], means[3], (means[0] + means[3]) * box.inside - means[0]]
     maps += [means[0] * field for field in slow_fields(mask)]
     columns = np.array(maps).T

@@ -12,8 +12,6 @@ from equipool.randomness import seed_for
 from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, pieces, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
-__all__ = ["Coupling"]
-
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the network, the simplest first
 MAX_SCORES = 4  # factors in which participants differ most; fewer than that many + 2 features have no rest
 HIDDEN = 48  # units, by memory; with 128, R² with the truth is 0 to 0.004 higher (docs/experiments.md)
@@ -42,29 +40,17 @@ class Coupling(SiteEffect):
     """
 
     name: ClassVar[str] = "coupling"
+    acts: ClassVar[tuple[str, ...]] = ("heads",)
 
-    share: float = field(metadata={"least": 0.0, "most": 1.0})  # a
+    share: float = field(metadata={"least": 0.0, "most": 1.0, "neutral": 0.0})  # a
     middle: FloatArray = array("planes")  # of each covariate's range
     reach: FloatArray = array("planes", positive=True)  # half the range, which is a quarter of a turn
     scores: FloatArray = array("features", "scores")  # residuals @ scores have a variance of 1
     weights: FloatArray = array("latent", "hidden")  # V
     bias: FloatArray = array("hidden")  # b
     heads: FloatArray = array("heads", "hidden", "features")  # a H_s
-    head_of: IntArray = array("sites", integer=True)  # which head is a site's; −1: none
-    deviation: FloatArray = array("features")  # of residuals
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that do nothing."""
-        none, head_of = np.empty(0), np.full(n_sites, -1, dtype=np.intp)
-        scores, weights = np.empty((n_features, 0)), np.empty((1, 0))
-        heads = np.empty((0, 0, n_features))
-        return cls(0.0, none, none, scores, weights, none, heads, head_of, np.ones(n_features))
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site does anything."""
-        return not len(self.heads)
+    head_of: IntArray = array("sites", neutral=-1)  # which head is a site's; −1: none
+    deviation: FloatArray = array("features", neutral=1.0)  # of residuals
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, sites with heads that are not there, and weights of another sphere."""
@@ -100,10 +86,6 @@ class Coupling(SiteEffect):
         """Return rows + a f_s(ℓ)."""
         return rows + self._part(rows, at)
 
-    def add_site(self, rows: FloatArray, at: Context) -> Self:
-        """Return the coupling with one more site, which does nothing."""
-        return replace(self, head_of=np.append(self.head_of, -1))
-
     def latent(self, residuals: FloatArray, covariates: FloatArray) -> FloatArray:
         """Return participants as points ℓ of the sphere, (rows, latent).
 
@@ -114,8 +96,7 @@ class Coupling(SiteEffect):
         angle = np.clip((covariates - self.middle) / self.reach, -1, 1) * (np.pi / 2)
         planes = np.hstack([np.cos(angle), np.sin(angle)]) if k else np.ones((len(residuals), 1))
         point = np.hstack([planes / np.sqrt(max(k, 1)), residuals @ self.scores / 2])
-        result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
-        return result
+        return point / np.linalg.norm(point, axis=1, keepdims=True)
 
     def _part(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return a f_s(ℓ), (rows, features)."""
@@ -131,10 +112,8 @@ class Coupling(SiteEffect):
         """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
         units = np.empty((len(residuals), len(self.bias)))
         for part in pieces(*units.shape):  # larger than a table of few features
-            points = (
-                self.latent(one[part], covariates[part]) for one in (residuals, np.zeros_like(residuals))
-            )
-            here, mean = (np.tanh(one @ self.weights + self.bias) for one in points)
+            c, e = covariates[part], residuals[part]
+            here, mean = (np.tanh(self.latent(one, c) @ self.weights + self.bias) for one in (e, 0 * e))
             units[part] = here - mean
         return units
 

@@ -11,8 +11,6 @@ import numpy as np
 from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
-__all__ = ["Covariance"]
-
 SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
 POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
 
@@ -34,27 +32,16 @@ class Covariance(SiteEffect):
     """
 
     name: ClassVar[str] = "covariance"
+    acts: ClassVar[tuple[str, ...]] = ("shrinkage",)
 
-    shrinkage: float = field(metadata={"above": 0.0, "most": math.inf})  # k
+    shrinkage: float = field(metadata={"above": 0.0, "most": math.inf, "neutral": math.inf})  # k
     whiten: FloatArray = array("features", "dimensions")  # W
     colour: FloatArray = array("dimensions", "features")  # C, its inverse
     vectors: FloatArray = array("directions", "dimensions")  # of all sites
     values: FloatArray = array("directions", positive=True)  # variances along them
-    start: IntArray = array("sites+1", integer=True)  # where each site's directions begin
+    start: IntArray = array("sites+1", neutral=0)  # where each site's directions begin
     rest: FloatArray = array("sites", positive=True)  # variance in all other directions
-    deviation: FloatArray = array("features")  # of residuals
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites whose covariances are the pool's."""
-        none, start = np.empty((n_features, 0)), np.zeros(n_sites + 1, dtype=np.intp)
-        rest, deviation = np.ones(n_sites), np.ones(n_features)
-        return cls(np.inf, none, none.T, none[:0], np.empty(0), start, rest, deviation)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site's covariance differs."""
-        return not np.isfinite(self.shrinkage)
+    deviation: FloatArray = array("features", neutral=1.0)  # of residuals
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, directions that are not dealt out to the sites in order."""
@@ -73,7 +60,7 @@ class Covariance(SiteEffect):
         chosen, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
             return identity
-        n = _freedom(design)
+        n = np.maximum(design.n_participants - 1, 0.0)
         whiten, colour = _Pool.of(residuals, design).roots(chosen)
         white = residuals @ whiten
         sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
@@ -94,8 +81,7 @@ class Covariance(SiteEffect):
         """Return − ½ log |A_s|."""
         length = np.diff(self.start)
         along = np.add.reduceat(np.append(np.log(self.values), 0.0), self.start[:-1]) * (length > 0)
-        total: FloatArray = -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
-        return total
+        return -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
@@ -114,8 +100,6 @@ class Covariance(SiteEffect):
 
     def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
         """Multiply winsorised residuals by A_s to a power."""
-        if self.is_identity:
-            return rows
         white, result = winsorised(rows - at.predicted, self.deviation) @ self.whiten, rows.copy()
         for s in np.unique(at.site):
             some, part = at.site == s, slice(self.start[s], self.start[s + 1])
@@ -135,7 +119,8 @@ class _Pool:
 
     @classmethod
     def of(cls, residuals: FloatArray, design: Design) -> Self:
-        covariance = gram(residuals, design.weight) / max(_freedom(design).sum(), 1.0)
+        freedom = np.maximum(design.n_participants - 1, 0.0).sum()
+        covariance = gram(residuals, design.weight) / max(freedom, 1.0)
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
         share = POOLED_SHRINKAGES[:, None]
@@ -150,8 +135,7 @@ class _Pool:
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the log-likelihood of residuals up to a constant, (shares,)."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
-        result: FloatArray = -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
-        return result
+        return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -165,11 +149,6 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     kept = squares > TINY * squares.max(initial=TINY)
     squares, vectors = squares[kept], vectors[:, kept]
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
-
-
-def _freedom(design: Design) -> FloatArray:
-    """Return the degrees of freedom of each site's residuals, (sites,)."""
-    return np.maximum(design.n_participants - 1, 0.0)
 
 
 def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float]:
@@ -189,7 +168,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         return chosen, np.inf if k is None else float(k)
     for fold, pool in zip(design.folds(), pools, strict=True):
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        (whiten, _), n = pool.roots(chosen), _freedom(fitted)
+        (whiten, _), n = pool.roots(chosen), np.maximum(fitted.n_participants - 1, 0.0)
         for s in np.unique(judged.site):
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])

@@ -10,15 +10,13 @@ import numpy as np
 
 from equipool.sites.effect import FloatArray, IntArray
 
-__all__ = ["Design", "find_point_masses", "gram", "pieces", "site_rows", "site_sums", "winsorised"]
-
 TINY = 1e-12  # share of a standardised feature's variance that may be rounding; divisors stay above it
-FEW = 5  # rows or participants; of fewer, neither shared values nor a variance say anything
+FEW = 5  # rows or participants; of fewer, neither shared values nor a variance or mean say anything
 WINSORISE_AT = 4.0  # standard deviations; of a Gaussian feature, 6 values in 100 000 are farther out
 MIN_PARTICIPANTS = 25  # of a site, for its warp or coupling; below, held-out gains are noise
 MAX_ROWS = 10_000  # drawn at random to choose a warp and to fit a coupling; more hardly change either
-MAX_FEATURES = 2000  # beyond, features are not changed jointly: the time of a covariance grows with the cube
-MAX_ITERATIONS = 30  # of loops that stop when nothing changes, most after fewer than ten
+MAX_FEATURES = 2000  # that are changed jointly, for the time of a covariance; and voxels to choose a trend on
+MAX_ITERATIONS = 100  # of loops that stop when nothing changes, most after fewer than twenty
 POINT_MASS = 0.05  # least share of rows with one value
 POINT_MASS_RATIO = 3.0  # times as many rows as the next most common value; rounded values repeat as often
 PIECE = 2**17  # numbers of a pass at a time: a megabyte, which fits into a cache
@@ -92,8 +90,7 @@ def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArr
     from scipy.sparse import csc_array
 
     members: Any = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
-    result: FloatArray = members @ values
-    return result
+    return members @ values
 
 
 def gram(a: FloatArray, weight: FloatArray) -> FloatArray:

@@ -9,14 +9,12 @@ prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = ["Composition", "Context", "FloatArray", "IntArray", "SiteEffect", "array", "choose", "exceeds"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -54,13 +52,15 @@ def choose(log_likelihoods: FloatArray, *, standard_errors: float = STANDARD_ERR
     return int(np.flatnonzero(~exceeds(best - log_likelihoods, standard_errors=standard_errors))[0])
 
 
-def array(*dimensions: str, positive: bool = False, integer: bool = False) -> Any:
+def array(*dimensions: str, positive: bool = False, neutral: Any = None) -> Any:
     """Declare a field that is an array, with the names of its dimensions, for saving and for checks at load.
 
-    ``"sites"`` and ``"features"`` are the model's, ``"sites+1"`` is one more; other names have one length
-    throughout an effect.
+    ``"sites"`` and ``"features"`` are the model's, ``"sites+1"`` is one more, ``"5"`` is 5; other names have
+    one length throughout an effect. ``neutral`` is what the array holds of sites that do nothing: by default
+    0, or 1 where numbers must be positive.
     """
-    return field(metadata={"dimensions": dimensions, "positive": positive, "integer": integer})
+    neutral = float(positive) if neutral is None else neutral
+    return field(metadata={"dimensions": dimensions, "positive": positive, "neutral": neutral})
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,16 +84,24 @@ class SiteEffect(ABC):
     """
 
     name: ClassVar[str]
+    acts: ClassVar[tuple[str, ...]]  # fields that are neutral if and only if no site does anything
 
     @classmethod
-    @abstractmethod
     def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return the effect of sites that do nothing."""
+        """Return the effect of sites that do nothing: every field neutral, dimensions of its own empty."""
+        sizes = {"sites": n_sites, "sites+1": n_sites + 1, "features": n_features}
+        values = {f.name: f.metadata["neutral"] for f in fields(cls)}
+        for f in fields(cls):
+            if "dimensions" in f.metadata:
+                shape = [sizes.get(d, int(d) if d.isdigit() else 0) for d in f.metadata["dimensions"]]
+                values[f.name] = np.full(shape, values[f.name])
+        return cls(**values)
 
     @property
-    @abstractmethod
     def is_identity(self) -> bool:
         """Whether no site does anything."""
+        neutral = {f.name: f.metadata["neutral"] for f in fields(self)}
+        return all(bool(np.all(getattr(self, name) == neutral[name])) for name in self.acts)
 
     @abstractmethod
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
@@ -107,12 +115,21 @@ class SiteEffect(ABC):
         """Return log |∂ undo(rows) / ∂ rows|, (rows,); 0 by default."""
         return np.zeros(len(rows))
 
-    @abstractmethod
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Return the effect with one more site, estimated from its rows with everything else as it is.
 
-        Cells that are NaN were not measured and are left out.
+        Cells that are NaN were not measured and are left out. By default the site does nothing.
         """
+        return self._with_site()
+
+    def _with_site(self, **values: FloatArray) -> Self:
+        """Return the effect with one more site that has these values, and is neutral in all others."""
+        for f in fields(self):
+            if f.metadata.get("dimensions", ("",))[0] == "sites":
+                others = getattr(self, f.name)
+                new = values.get(f.name, f.metadata["neutral"])
+                values[f.name] = np.concatenate([others, np.broadcast_to(new, (1, *others.shape[1:]))])
+        return replace(self, **values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +145,7 @@ class Composition:
         return next(effect for effect in self.effects if effect.name == name)
 
     @property
-    def active(self) -> Sequence[SiteEffect]:
+    def active(self) -> list[SiteEffect]:
         """Effects that do something."""
         return [effect for effect in self.effects if not effect.is_identity]
 

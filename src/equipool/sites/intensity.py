@@ -18,22 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipool.sites.effect import SiteEffect, array
-from equipool.sites.scanner_patterns import PeoplePatterns, ScannersAndPeople, slow_fields
+from equipool.sites.design import MAX_ITERATIONS
+from equipool.sites.effect import FloatArray, SiteEffect, array
+from equipool.sites.scanner_patterns import ScannersAndPeople, Survey, slow_fields
 from equipool.sites.scans import Box, gains
 
-__all__ = ["RANGE", "Intensity"]
-
-FloatArray = NDArray[np.float64]
-
 RANGE = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve is constant
-CURVE = 5  # coefficients beside the slow gain
 USUAL_SIZE = 0.5  # prior standard deviation of a coefficient at gain 1
 MAX_CHANCE = 0.05  # largest share of the mean brain's contrast that may be chance for a curve to be fitted
 NEWTON_STEPS, MIN_SLOPE = 4, 0.3  # for inverting a curve, and the least slope for it
-MAX_ROUNDS = 100  # of a fixed-point iteration; most stop after twenty
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +35,11 @@ class Intensity(SiteEffect):
     """A curve, a slow gain and blur of each site; the equation is that of this module."""
 
     name: ClassVar[str] = "intensity"
+    acts: ClassVar[tuple[str, ...]] = ("curves", "fields")
 
-    range: FloatArray = array("2")  # where curves end
-    curves: FloatArray = array("sites", "curves")  # b
+    range: FloatArray = array("2", neutral=(0.0, 1.0))  # where curves end
+    curves: FloatArray = array("sites", "5")  # b
     fields: FloatArray = array("sites", "features")  # g
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that leave intensities as they are."""
-        return cls(np.array([0.0, 1.0]), np.zeros((n_sites, CURVE)), np.zeros((n_sites, n_features)))
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site changes intensities."""
-        return not self.curves.any() and not self.fields.any()
 
     def undo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as the pool would show them.
@@ -67,7 +52,7 @@ class Intensity(SiteEffect):
     def redo(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return scans at gain 1 as their site would show them."""
         gain = np.ones((len(rows), 1))
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ITERATIONS):
             result = self._with_blur(self._curved(rows * gain, at), at)
             change = gains(result, at.template)[:, None]
             gain /= change
@@ -85,11 +70,6 @@ class Intensity(SiteEffect):
         blur = self.curves[:, 3:].sum(axis=1)[at.site]
         return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
 
-    def add_site(self, rows: FloatArray, at: Any) -> Self:
-        """Return the effect with a site that leaves intensities as they are."""
-        more = {name: getattr(self, name) for name in ("curves", "fields")}
-        return replace(self, **{name: np.vstack([v, np.zeros((1, v.shape[1]))]) for name, v in more.items()})
-
     def _without_blur(self, rows: FloatArray, at: Any) -> FloatArray:
         b = self.curves[at.site]
         smooth = at.box.smooth(rows)
@@ -97,7 +77,7 @@ class Intensity(SiteEffect):
 
     def _with_blur(self, goal: FloatArray, at: Any) -> FloatArray:
         b, rows = self.curves[at.site], goal
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ITERATIONS):
             blurred = (b[:, 3:4] + b[:, 4:] * at.box.inside) * at.box.smooth(rows)
             after = (goal + b[:, :1] + blurred) / (1 + b[:, 3:4] + b[:, 4:])
             change, rows = np.abs(after - rows).max(initial=0.0), after
@@ -123,43 +103,24 @@ class Intensity(SiteEffect):
         return rows
 
     @classmethod
-    def fit(
-        cls,
-        means: FloatArray,
-        ends: FloatArray,
-        shift: FloatArray,
-        error: FloatArray,
-        people: PeoplePatterns,
-        n: float,
-        box: Box,
-    ) -> Self:
-        """Find what explains each site's mean difference from the pool.
+    def fit(cls, survey: Survey, shift: FloatArray, error: FloatArray, box: Box) -> Self:
+        """Find what explains each site's mean difference from the pool, ``shift`` (sites, voxels).
 
-        Parameters
-        ----------
-        means
-            Of the :func:`~equipool.sites.scanner_patterns.intensity_terms` over all scans.
-        ends
-            (2,), where curves end.
-        shift
-            (sites, voxels): sites' differences from the pool at the mean covariates.
-        error
-            (sites,): variance of such a difference by chance, in units of the variance between participants.
-        people, n
-            How participants differ, and how many there are.
+        ``error`` (sites,) is the variance of such a difference by chance, in units of the variance between
+        participants.
         """
-        curves, fields = np.zeros((len(shift), CURVE)), np.zeros_like(shift)
-        if people.total(len(box.inside)) / n > MAX_CHANCE * len(box.inside) * means[0].var():
-            return cls(ends, curves, fields)  # a curve could not be told from whom a site scanned
+        means, people = survey.terms, survey.people
+        effect = replace(cls.identity(*shift.shape), range=survey.ends)
+        if people.total(len(box.inside)) / survey.n > MAX_CHANCE * len(box.inside) * means[0].var():
+            return effect  # a curve could not be told from whom a site scanned
         slow, dark = slow_fields(box.mask), (means[0] + means[3]) * box.inside - means[0]
         maps = np.vstack([np.ones_like(dark), means[1:4], dark, means[0] * slow])
         size = np.maximum(np.linalg.norm(maps, axis=1), 1e-12)
         apart = ScannersAndPeople((maps / size[:, None]).astype(np.float32), people)
         for s in np.flatnonzero(error > 0):
             # A ridge: maps that are nearly equal would get large coefficients of opposite signs.
-            b = apart.coefficients(shift[s : s + 1], error[s] / (USUAL_SIZE * size) ** 2)[0]
+            b, explained = apart.coefficients(shift[s], error[s] / (USUAL_SIZE * size) ** 2)
             # James and Stein: by chance, what is explained has as many units as there are coefficients.
-            explained = apart.explained(b) / error[s]
-            b *= max(1.0 - len(b) / max(explained, 1e-300), 0.0) / size
-            curves[s], fields[s] = b[:CURVE], b[CURVE:] @ slow
-        return cls(ends, curves, fields)
+            b *= max(1.0 - len(b) / max(explained / error[s], 1e-300), 0.0) / size
+            effect.curves[s], effect.fields[s] = b[: -len(slow)], b[-len(slow) :] @ slow
+        return effect

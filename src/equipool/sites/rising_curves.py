@@ -14,24 +14,12 @@ Newton's method finds the one optimum in a few steps, whatever the number of row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from equipool.sites.design import MAX_ITERATIONS, TINY, Design, pieces, site_rows
 from equipool.sites.effect import FloatArray, IntArray
-
-__all__ = [
-    "CURVE",
-    "KNOTS",
-    "Sums",
-    "curve_at",
-    "curve_slope",
-    "inverse_curve",
-    "log_loss",
-    "newton",
-    "sums_of",
-]
 
 KNOTS = np.linspace(-2.5, 2.5, 6)  # in standard deviations of the feature; few participants are farther out
 STEP = KNOTS[1] - KNOTS[0]
@@ -60,15 +48,6 @@ class Sums:
     cells: FloatArray  # (sites, p, cells + knots), how many participants lie in each
     n: FloatArray  # (sites,), participants
 
-    def with_prior_counts(self) -> Sums:
-        """Return the same with half a participant spread over the knots, so that slopes stay above 0."""
-        at_knots = np.arange(len(HATS)) >= len(HATS) - len(KNOTS)
-        return replace(self, cells=self.cells + 0.5 / len(KNOTS) * at_knots)
-
-    def sum_of_sites(self) -> Sums:
-        """Return the same with one site, the pool."""
-        return Sums(*(part.sum(axis=0, keepdims=True) for part in vars(self).values()))
-
 
 def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> Sums:
     """Return the sums of each site; v is of these rows."""
@@ -83,7 +62,9 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
             jj[s] += weighted @ j.transpose(0, 2, 1)
             jb[s] += weighted @ b
             bb[s] += (b * w[:, None]).T @ b
-            cells[s] += _counts(v[some], w)
+            cell = np.clip(np.floor((v[some] - KNOTS[0]) * (CELLS / STEP)), -1, len(MIDDLES)) + 1
+            flat = (cell.astype(np.intp) + np.arange(p) * len(HATS)).ravel()  # none at the knots
+            cells[s] += np.bincount(flat, np.repeat(w, p), p * len(HATS)).reshape(p, -1)
     return Sums(jj, jb, bb, cells, design.only(rows).n_participants)
 
 
@@ -99,14 +80,6 @@ def _integrals(v: FloatArray) -> FloatArray:
     return result
 
 
-def _counts(v: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return how many participants lie in each cell, (p, cells + knots); none at the knots."""
-    p = v.shape[1]
-    cell = np.clip(np.floor((v - KNOTS[0]) * (CELLS / STEP)), -1, len(MIDDLES)).astype(np.intp) + 1
-    flat = (cell + np.arange(p) * len(HATS)).ravel()
-    return np.bincount(flat, np.repeat(weight, p), p * len(HATS)).reshape(p, len(HATS)).astype(np.float64)
-
-
 def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
     """Return minus the log-likelihood up to a constant, (sites, p); the trend is (p, q)."""
     predicted = sums.jb @ trend[None, :, :, None]
@@ -119,7 +92,8 @@ def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
 def pool_curve(sums: Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
     line = np.tile(np.append(KNOTS[0], np.ones(len(KNOTS))), (sums.jj.shape[1], 1))
-    curves, trend = newton(sums.sum_of_sites(), line, 1.0, penalty)
+    whole = Sums(*(part.sum(axis=0, keepdims=True) for part in vars(sums).values()))
+    curves, trend = newton(whole, line, 1.0, penalty)
     return curves[0], trend
 
 
@@ -138,12 +112,31 @@ def newton(
     equivalent participants (stiffness, one or one for each feature). ``penalty`` is that on the trend's
     coefficients, for each participant.
     """
-    pull = np.reshape(stiffness, (-1, 1, 1)) * _precision(prior, smooth)
-    total, sums, penalty = sums.n.sum(), sums.with_prior_counts(), penalty * sums.n.sum()
     n_sites, p, m, q = sums.jb.shape
+    total, k, steps = sums.n.sum(), len(KNOTS), np.diff(np.eye(m)[1:], axis=0)
+    scale = np.concatenate([np.ones((p, 1)), 1 / prior[:, 1:]], axis=1)
+    precision = (np.eye(m) + smooth * steps.T @ steps) * scale[:, :, None] * scale[:, None, :]
+    pull = np.reshape(stiffness, (-1, 1, 1)) * precision
+    inner = sums.bb.sum(axis=0) + np.diag(penalty * total)
+    # Half a participant is spread over the knots, so that slopes stay above 0.
+    counts = sums.cells + 0.5 / k * (np.arange(len(HATS)) >= len(HATS) - k)
     curves, trend = (np.broadcast_to(prior, (n_sites, p, m)), np.zeros((p, q))) if start is None else start
     for _ in range(MAX_ITERATIONS):
-        step, turn, decrement = _newton_step(sums, curves, trend, curves - prior, pull, penalty)
+        slopes = curves[..., 1:] @ HATS.T
+        share = counts / slopes
+        gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
+        gradient += np.einsum("pmn,spn->spm", pull, curves - prior)
+        gradient[..., 1:] -= share @ HATS
+        hessian = sums.jj + pull
+        hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(n_sites, p, k, k)
+        downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
+        # Sites meet in the trend alone, so they are eliminated one by one.
+        solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
+        across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
+        turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
+        step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
+        # By how much each feature's objective would fall, (p,).
+        decrement = -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
         moving = decrement > TINY**0.5 * total
         if not moving.any():
             break
@@ -154,46 +147,9 @@ def newton(
     return curves, trend
 
 
-def _precision(prior: FloatArray, smooth: float) -> FloatArray:
-    """Return the precision of curves around the prior, (p, m, m): apart in proportion, and smoothly so."""
-    steps = np.diff(np.eye(CURVE)[1:], axis=0)
-    scale = np.concatenate([np.ones((len(prior), 1)), 1 / prior[:, 1:]], axis=1)
-    result: FloatArray = (np.eye(CURVE) + smooth * steps.T @ steps) * scale[:, :, None] * scale[:, None, :]
-    return result
-
-
-def _newton_step(
-    sums: Sums,
-    curves: FloatArray,
-    trend: FloatArray,
-    apart: FloatArray,
-    pull: FloatArray,
-    penalty: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the steps of curves and trend, and by how much each feature's objective would fall, (p,).
-
-    Sites meet in the trend alone, so they are eliminated one by one.
-    """
-    q, k, inner = len(penalty), len(KNOTS), sums.bb.sum(axis=0) + np.diag(penalty)
-    slopes = curves[..., 1:] @ HATS.T
-    share = sums.cells / slopes
-    gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
-    gradient += np.einsum("pmn,spn->spm", pull, apart)
-    gradient[..., 1:] -= share @ HATS
-    hessian = sums.jj + pull
-    hessian[..., 1:, 1:] += ((share / slopes) @ PAIRS).reshape(*share.shape[:2], k, k)
-    downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
-    solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
-    across = np.einsum("spmq,spmr->pqr", sums.jb, solved)
-    turn = np.linalg.solve(inner - across[..., :q], -(downhill + across[..., q])[..., None])[..., 0]
-    step = (solved[..., :q] @ turn[None, :, :, None])[..., 0] - solved[..., q]
-    return step, turn, -(gradient * step).sum(axis=(0, 2)) - (downhill * turn).sum(axis=1)
-
-
 def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the heights at v (rows, p) of curves (p, m)."""
-    heights: FloatArray = (curve[:, None] @ _integrals(v))[:, 0].T
-    return heights
+    return (curve[:, None] @ _integrals(v))[:, 0].T
 
 
 def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:

@@ -14,34 +14,20 @@ varies between sites beyond chance, and kept off P.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "TERMS",
-    "PeoplePatterns",
-    "ScannersAndPeople",
-    "intensity_terms",
-    "scanner_patterns",
-    "slow_fields",
-]
+from equipool.sites.design import pieces
+from equipool.sites.effect import FloatArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 Single = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 FIELD_ORDER = 4  # slow fields are cosines whose half waves along the three axes are fewer than this in all
-PATTERN_SHARE = 0.5  # of as many patterns as participants; further ones cannot be distinguished from noise
 FIRST_WINDOW, GROWTH = 10, 1.5  # patterns whose sizes are judged together, and how windows grow
-TERMS = 6  # of intensities
-TENTHS = 10  # parts of participants, each judged by the patterns of the others
-CHUNK = 1 << 14  # voxels at a time, in double precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +48,19 @@ class PeoplePatterns:
 
         ``scale`` corrects for the degrees of freedom of the regression that left these residuals.
         """
-        gram = products(rows, rows)
-        values, vectors = largest(gram, max(int(PATTERN_SHARE * len(rows)), 1))
+        gram, n = products(rows, rows), len(rows)
+        # Patterns beyond half as many as participants cannot be distinguished from noise.
+        values, vectors = _largest(gram, max(n // 2, 1))
         patterns = (vectors / np.sqrt(values)).T.astype(np.float32) @ rows
-        variances, off = _of_others(gram, len(values))
+        variances, tenth = np.zeros(len(values)), np.arange(n) % 10
+        for k in range(min(10, n) if n > 1 else 0):  # each tenth is judged by the patterns of the others
+            others, these = np.flatnonzero(tenth != k), np.flatnonzero(tenth == k)
+            sizes, axes = _largest(gram[np.ix_(others, others)], len(values))
+            along = gram[np.ix_(these, others)] @ axes / np.sqrt(sizes)
+            variances[: len(sizes)] += (along**2).sum(axis=0) / n
+        rest = max(float(np.trace(gram) / n - variances.sum()), 0.0) / max(rows.shape[1] - len(values), 1)
         # The least, for scans at gain 1, keeps weights finite where participants differ along few patterns.
         least = max(1e-6 * float(variances.max(initial=0.0)), 1e-12)
-        rest = off / max(rows.shape[1] - len(values), 1)
         return cls(patterns, scale * np.maximum(variances, least), scale * max(rest, least))
 
     def total(self, n_voxels: int) -> float:
@@ -91,29 +83,22 @@ class PeoplePatterns:
         return [slice(low, high) for low, high in pairwise(ends)]
 
 
-def largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What one pass over scans and their residuals tells."""
+
+    n: int  # scans
+    terms: FloatArray  # (6, voxels), means of the intensity terms
+    ends: FloatArray  # (2,), mean quantiles of intensities
+    people: PeoplePatterns
+    variance: FloatArray  # (voxels,), of residuals
+
+
+def _largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:
     """Return the largest eigenvalues that are no rounding, the greatest first, and their vectors."""
     values, vectors = np.linalg.eigh(gram)
     top = (values > 1e-5 * values[-1]) & (np.arange(len(values)) >= len(values) - most)
     return values[top][::-1], vectors[:, top][:, ::-1]
-
-
-def _of_others(gram: FloatArray, most: int) -> tuple[FloatArray, float]:
-    """Return participants' variances along the patterns of others, and off them, from inner products."""
-    variances = np.zeros(most)
-    for others, these in tenths(len(gram)):
-        values, vectors = largest(gram[np.ix_(others, others)], most)
-        along = gram[np.ix_(these, others)] @ vectors / np.sqrt(values)
-        variances[: len(values)] += (along**2).sum(axis=0)
-    off = max(float(np.trace(gram) - variances.sum()), 0.0)
-    return variances / len(gram), off / len(gram)
-
-
-def tenths(people: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield the others and each tenth of participants; nothing for a single one."""
-    part = np.arange(people) % TENTHS
-    for k in range(min(TENTHS, people) if people > 1 else 0):
-        yield np.flatnonzero(part != k), np.flatnonzero(part == k)
 
 
 def slow_fields(mask: Mask) -> FloatArray:
@@ -128,7 +113,7 @@ def slow_fields(mask: Mask) -> FloatArray:
 
 
 def intensity_terms(rows: FloatArray, smooth: FloatArray) -> FloatArray:
-    """Return sums over scans at gain 1 (rows, voxels), and the same smoothed, (TERMS, voxels).
+    """Return sums over scans at gain 1 (rows, voxels), and the same smoothed, (6, voxels).
 
     They are those of the intensity x, x², x³, and with the change d by smoothing, of d, d² and dx.
     """
@@ -151,18 +136,23 @@ def scanner_patterns(means: FloatArray, inside: FloatArray, mask: Mask) -> Singl
     # Without a dark edge two maps are equal, and their difference is rounding.
     maps = maps[sizes > 1e-6 * sizes[0]]
     fields = slow_fields(mask)
-    result = np.empty((len(maps) * len(fields), len(dark)), dtype=np.float32)
-    for k, one in enumerate(maps):
-        result[k * len(fields) : (k + 1) * len(fields)] = one * fields
-    return result
+    return np.concatenate([(one * fields).astype(np.float32) for one in maps])
 
 
-@dataclass(frozen=True, eq=False)
 class ScannersAndPeople:
-    """Separates what scanners did to sites' mean brains from whom they scanned."""
+    """Separates what scanners did to sites' mean brains from whom they scanned.
 
-    scanner: Single  # (patterns, voxels), what scanners can do
-    people: PeoplePatterns
+    ``scanner`` are the patterns of what scanners can do, (patterns, voxels).
+    """
+
+    def __init__(self, scanner: Single, people: PeoplePatterns) -> None:
+        self.scanner, self.people = scanner, people
+        self._along = products(scanner, people.patterns)
+        # The inverse covariance along participants' patterns, less the 1/rest that it is off them.
+        self._extra = 1.0 / people.variances - 1.0 / people.rest
+        gram = products(scanner, scanner) / people.rest
+        self._information: FloatArray = gram + (self._along * self._extra) @ self._along.T  # A Σ⁻¹ Aᵀ
+        self._inverse = np.linalg.pinv(self._information, rcond=1e-8, hermitian=True)
 
     def beyond_chance(self, shift: FloatArray, count: FloatArray, chance: float = 1.0) -> FloatArray:
         """Return the variance between sites along each pattern of participants, beyond chance.
@@ -191,14 +181,14 @@ class ScannersAndPeople:
         chance = 1.0 / (1.0 + count[:, None] * beyond)
         return shift - (self._unexplained(shift) * chance).astype(np.float32) @ self.people.patterns
 
-    def coefficients(self, shift: FloatArray, ridge: FloatArray) -> FloatArray:
-        """Return the coefficients of the scanners' patterns, (sites, patterns); ``ridge`` is the penalty."""
-        right = self._right(shift, products(shift, self.people.patterns))
-        return right @ np.linalg.inv(self._known + np.diag(ridge))
+    def coefficients(self, shift: FloatArray, ridge: FloatArray) -> tuple[FloatArray, float]:
+        """Return the coefficients of the scanners' patterns for one site, (patterns,), and what they explain.
 
-    def explained(self, coefficients: FloatArray) -> float:
-        """Return the squared Mahalanobis length of what coefficients explain."""
-        return float(coefficients @ self._known @ coefficients)
+        The latter as a squared Mahalanobis length; ``ridge`` is the penalty.
+        """
+        right = self._right(shift[None], products(shift[None], self.people.patterns))[0]
+        b = right @ np.linalg.inv(self._information + np.diag(ridge))
+        return b, float(b @ self._information @ b)
 
     def _right(self, shift: FloatArray, seen: FloatArray) -> FloatArray:
         """Return A Σ⁻¹ d."""
@@ -209,31 +199,10 @@ class ScannersAndPeople:
         seen = products(shift, self.people.patterns)
         return seen - self._right(shift, seen) @ self._inverse @ self._along
 
-    @cached_property
-    def _along(self) -> FloatArray:
-        return products(self.scanner, self.people.patterns)
-
-    @cached_property
-    def _extra(self) -> FloatArray:
-        """The inverse covariance along participants' patterns, less the 1/rest that it is off them."""
-        return 1.0 / self.people.variances - 1.0 / self.people.rest
-
-    @cached_property
-    def _known(self) -> FloatArray:
-        """The information A Σ⁻¹ Aᵀ."""
-        gram = products(self.scanner, self.scanner) / self.people.rest
-        return gram + (self._along * self._extra) @ self._along.T
-
-    @cached_property
-    def _inverse(self) -> FloatArray:
-        inverse: FloatArray = np.linalg.pinv(self._known, rcond=1e-8, hermitian=True).astype(np.float64)
-        return inverse
-
 
 def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> FloatArray:
     """Return first @ second.T in double precision, some voxels at a time."""
     total = np.zeros((len(first), len(second)))
-    for start in range(0, first.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in pieces(first.shape[1], len(first) + len(second)):
         total += first[:, part].astype(np.float64) @ second[:, part].astype(np.float64).T
     return total

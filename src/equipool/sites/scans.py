@@ -17,11 +17,8 @@ from equipool import distributed
 from equipool.checks.findings import listed
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
-from equipool.sites.effect import Context
+from equipool.sites.effect import Context, FloatArray
 
-__all__ = ["Box", "ScanContext", "blocks", "gains", "mean_volume", "normalised", "rows_of_some"]
-
-FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 BLOCK = 16  # volumes in memory at a time
@@ -41,7 +38,9 @@ class Box:
         """Return rows smoothed by a Gaussian within the brain."""
         result = np.empty(rows.shape)
         for k, row in enumerate(rows):
-            result[k] = gaussian_filter(self._filled(row), SMOOTH)[self._cropped] / self.inside
+            box = np.zeros(self._cropped.shape)
+            box[self._cropped] = row
+            result[k] = gaussian_filter(box, SMOOTH)[self._cropped] / self.inside
         return result
 
     @cached_property
@@ -60,11 +59,6 @@ class Box:
         smooth = np.einsum("i,j,k->ijk", waves, waves, waves).ravel()
         return np.log(np.maximum(smooth + factor[:, None] * (1 - smooth), 0.05)).mean(axis=1)
 
-    def _filled(self, row: NDArray[np.floating]) -> FloatArray:
-        box = np.zeros(self._cropped.shape)
-        box[self._cropped] = row
-        return box
-
     @cached_property
     def _cropped(self) -> Mask:
         """The mask without the air that no kernel reaches."""
@@ -79,9 +73,6 @@ class ScanContext(Context):
 
     box: Box
     template: FloatArray  # (voxels,), the mean volume that gains are estimated by
-
-
-# -- gain --------------------------------------------------------------------------------------------------
 
 
 def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
@@ -125,22 +116,16 @@ def mean_volume(volumes: Volumes) -> tuple[FloatArray, float, bool]:
         total += np.where(present, values, 0.0).sum(axis=0)
         measured += present.sum(axis=0)
         logs += np.log(bright).sum()
-    _refuse_dark(volumes, np.flatnonzero(distributed.summed(dark)))  # by all processes, or some would wait
+    refused = np.flatnonzero(distributed.summed(dark))
+    if len(refused):  # by all processes, or some would wait
+        names = listed(volumes.paths[k].name if volumes.paths else f"volume {k}" for k in refused)
+        raise InputError(
+            f"0 or below in almost all of the brain, so that no gain can be estimated: {len(refused)} of "
+            f"{len(volumes)} images ({names}); give images whose brain is brighter than its surroundings."
+        )
     total, measured, logs = (distributed.summed(values) for values in (total, measured, logs))
     mean = np.maximum(total / np.maximum(measured, 1.0), 1e-6)
     return mean, float(np.exp(logs[0] / len(volumes))), bool((measured == len(volumes)).all())
-
-
-def _refuse_dark(volumes: Volumes, rows: NDArray[np.intp]) -> None:
-    if len(rows):
-        names = listed(volumes.paths[k].name if volumes.paths else f"volume {k}" for k in rows)
-        raise InputError(
-            f"0 or below in almost all of the brain, so that no gain can be estimated: {len(rows)} of "
-            f"{len(volumes)} images ({names}); give images whose brain is brighter than its surroundings."
-        )
-
-
-# -- passes ------------------------------------------------------------------------------------------------
 
 
 def blocks(volumes: Volumes) -> Iterator[tuple[slice, FloatArray]]:
@@ -150,12 +135,10 @@ def blocks(volumes: Volumes) -> Iterator[tuple[slice, FloatArray]]:
         yield slice(start, start + len(rows)), rows
 
 
-def rows_of_some(
-    parts: Iterator[tuple[slice, FloatArray]], n_rows: int, n_voxels: int
-) -> NDArray[np.float32]:
+def rows_of_some(parts: Iterator[tuple[slice, FloatArray]], n: int, voxels: int) -> NDArray[np.float32]:
     """Return rows drawn at random, the same in all processes, so that memory stays bounded."""
-    some = np.sort(np.random.default_rng(0).permutation(n_rows)[:MAX_PARTICIPANTS])
-    rows = np.zeros((len(some), n_voxels), dtype=np.float32)
+    some = np.sort(np.random.default_rng(0).permutation(n)[:MAX_PARTICIPANTS])
+    rows = np.zeros((len(some), voxels), dtype=np.float32)
     for part, values in parts:
         here = (some >= part.start) & (some < part.stop)
         rows[here] = values[some[here] - part.start]

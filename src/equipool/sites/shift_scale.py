@@ -7,21 +7,18 @@ site and fold of participants, so choices on held-out participants need no furth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.groups.trend import SplineBasis, Trend, fit_basis
+from equipool.groups.trend import SplineBasis, fit_basis
 from equipool.sites.design import FEW, MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 
-__all__ = ["Moments", "Regression", "SharedTrend", "ShiftScale", "regress", "variance_between", "winsorise"]
-
 CURVATURES = (10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # penalties on the trend's curved part, the straightest first
-TREND_STANDARD_ERRORS = 1.0  # Breiman's: the trend is kept, so it needs less proof than what is removed
 TURNS = 3  # of what is estimated in turns, such as the trend given scales, and scales given the trend
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
 PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
@@ -46,25 +43,15 @@ class ShiftScale(SiteEffect):
     """
 
     name: ClassVar[str] = "shift and scale"
+    acts: ClassVar[tuple[str, ...]] = ("shift", "scale")
 
-    scales_trend: bool  # which of the two forms holds
+    scales_trend: bool = field(metadata={"neutral": False})  # which of the two forms holds
     shift: FloatArray = array("sites", "features")  # γ*
     error: FloatArray = array("sites", "features")  # standard error of γ
     scale: FloatArray = array("sites", "features", positive=True)  # δ*
     between: FloatArray = array("features")  # τ²
-    scale_weight: FloatArray = array("features", positive=True)  # k
-    variance: FloatArray = array("features")  # σ²
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that neither shift nor scale."""
-        zeros, ones = np.zeros((n_sites, n_features)), np.ones(n_features)
-        return cls(False, zeros, zeros, zeros + 1, 0 * ones, PRIOR_SCALE * ones, ones)
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no site shifts or scales."""
-        return not self.shift.any() and bool((self.scale == 1).all())
+    scale_weight: FloatArray = array("features", positive=True, neutral=PRIOR_SCALE)  # k
+    variance: FloatArray = array("features", neutral=1.0)  # σ²
 
     @property
     def trend_scale(self) -> FloatArray:
@@ -87,14 +74,19 @@ class ShiftScale(SiteEffect):
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return − Σ log δ."""
-        total: FloatArray = -np.log(self.scale).sum(axis=1)[at.site]
-        return total
+        return -np.log(self.scale).sum(axis=1)[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site from its rows, outlying values winsorised, shrunk as the others are."""
-        measured = ~np.isnan(rows)
-        n = measured.sum(axis=0)
-        z = at.predicted + _winsorised_around_median(rows - at.predicted, self.variance)
+        away, measured = rows - at.predicted, ~np.isnan(rows)
+        n, limit = measured.sum(axis=0), np.full(rows.shape[1], np.inf)
+        median = np.nanmedian(np.where(measured.any(axis=0), away, 0.0), axis=0)
+        for _ in range(MAX_ITERATIONS):
+            before, lengths = limit, np.where(measured, np.minimum(np.abs(away - median), limit), 0.0)
+            limit = _limit(lengths.sum(axis=0), n, np.sqrt(self.variance * 2 / np.pi))
+            if (limit == before).all():
+                break
+        z = at.predicted + median + np.clip(away - median, -limit, limit)
         varies, scale = self.variance > TINY, np.ones(rows.shape[1])
         for _ in range(TURNS):
             factor = scale if self.scales_trend else 1.0
@@ -106,12 +98,7 @@ class ShiftScale(SiteEffect):
             scale = np.where(varies, np.sqrt(variance / np.where(varies, self.variance, 1.0)), 1.0)
         error2 = self.variance / np.maximum(n, TINY)
         shift *= self.between / np.maximum(self.between + error2, TINY)
-        return replace(
-            self,
-            shift=np.vstack([self.shift, shift]),
-            error=np.vstack([self.error, np.sqrt(error2)]),
-            scale=np.vstack([self.scale, scale]),
-        )
+        return self._with_site(shift=shift, error=np.sqrt(error2), scale=scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +177,12 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         level = sites.z - factor * (sites.b @ slopes)
         squares = sites.squares(level, slopes, factor)
         scale_weight = _scale_weight(squares, n)
-        scale = _scales(squares, n, scale_weight)
+        # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
+        pooled = squares.sum(axis=0) / total
+        shrunk = (squares + scale_weight * pooled) / (n[:, None] + scale_weight)
+        varies = pooled > TINY
+        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
+        scale /= np.exp(n @ np.log(scale) / total)
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = n @ pool_level / total
@@ -222,16 +214,6 @@ def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
     return weight
 
 
-def _scales(squares: FloatArray, n: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1."""
-    variance = squares.sum(axis=0) / n.sum()
-    varies = variance > TINY
-    shrunk = (squares + weight * variance) / (n[:, None] + weight)
-    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
-    result: FloatArray = scale / np.exp(n @ np.log(scale) / n.sum())
-    return result
-
-
 def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     """Return the variance of sites' true values, (p,): DerSimonian and Laird's estimate.
 
@@ -243,8 +225,7 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     total = weight.sum(axis=0)
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
     between = np.maximum(apart - (count - 1), 0) / (total - (weight**2).sum(axis=0) / total)
-    result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
-    return result
+    return (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,14 +239,11 @@ class SharedTrend:
     scales_trend: bool = False  # whether sites scale the trend
 
     @property
-    def trend(self) -> Trend:
-        """The trend of the covariates, without a target's part."""
-        return Trend(self.basis, self.whole.slopes[: self.basis.width], self.whole.centre)
-
-    @property
     def penalty(self) -> FloatArray:
-        """The penalty on each column, for each participant, (q,)."""
-        return _penalty(self.basis, self.columns, self.curvature)
+        """The penalty on each column, (q,): a trace on all, so that collinear ones can be solved for."""
+        penalty = np.full(self.columns.shape[1], TINY)
+        penalty[: self.basis.width][self.basis.curved] = self.curvature
+        return penalty
 
     @cached_property
     def whole(self) -> Regression:
@@ -274,31 +252,26 @@ class SharedTrend:
 
     def without(self, fold: int) -> Regression:
         """Return the regression on all rows but those of a fold."""
-        moments = Moments.of(self.sums, np.arange(self.n_folds) != fold)
+        moments = Moments.of(self.sums, np.arange(self.sums[0].shape[1]) != fold)
         return regress(moments, self.penalty, scales_trend=self.scales_trend)
-
-    @property
-    def n_folds(self) -> int:
-        """Number of folds; with one, nothing can be held out."""
-        return self.sums[0].shape[1]
 
     @classmethod
     def fit(cls, z: FloatArray, design: Design, *, curvature: float | None = None) -> Self:
         """Fit the trend; ``None``: its curvature is chosen on held-out participants.
 
-        By the one rule, with one standard error: the straightest trend, and whether sites scale it.
+        By the one rule, with one standard error (Breiman's): the straightest trend, and whether sites scale
+        it. The trend is kept, so it needs less proof than what is removed.
         """
         basis, columns = regression_columns(design)
         sums, curved = sums_of(z, columns, design, design.n_folds), bool(basis.curved.any())
         shared = cls(basis, columns, sums, (curvature or CURVATURES[0]) if curved else 0.0)
-        if curved and curvature is None and shared.n_folds > 1:
+        if curved and curvature is None and design.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
-            best = choose(tried, standard_errors=TREND_STANDARD_ERRORS)
-            shared = replace(shared, curvature=CURVATURES[best])
-        if design.n_sites > 1 and basis.width and shared.n_folds > 1:
+            shared = replace(shared, curvature=CURVATURES[choose(tried, standard_errors=1.0)])
+        if design.n_sites > 1 and basis.width and design.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
-            shared = scaled if choose(forms, standard_errors=TREND_STANDARD_ERRORS) else shared
+            shared = scaled if choose(forms, standard_errors=1.0) else shared
         return shared
 
     def held_out(self) -> FloatArray:
@@ -307,7 +280,7 @@ class SharedTrend:
         Parts are one site's participants of one fold. Each feature has one variance: sites of small variance
         would outweigh all others otherwise.
         """
-        fold, parts = np.arange(self.n_folds), []
+        fold, parts = np.arange(self.sums[0].shape[1]), []
         whole = Moments.of(self.sums, fold >= 0)
         variance = whole.zz.sum(axis=0) / whole.n.sum()
         for k in fold:
@@ -336,13 +309,6 @@ def regression_columns(design: Design) -> tuple[SplineBasis, FloatArray]:
     return basis, np.hstack([columns, target])
 
 
-def _penalty(basis: SplineBasis, columns: FloatArray, curvature: float) -> FloatArray:
-    """Return the penalty on each column, (q,): a trace on all, so that collinear ones can be solved for."""
-    penalty = np.full(columns.shape[1], TINY)
-    penalty[: basis.width][basis.curved] = curvature
-    return penalty
-
-
 def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     """Winsorise values far from what site and trend predict, so that one failed segmentation decides nothing.
 
@@ -351,10 +317,10 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     without outliers as they were, and how many participants of each site were winsorised, (sites, p).
     """
     basis, columns = regression_columns(design)
-    penalty, n, site = _penalty(basis, columns, CURVATURES[-1]), design.n_participants[:, None], design.site
+    n, site = design.n_participants[:, None], design.site
     result, limit = np.clip(z, -ABSURD, ABSURD), np.full((design.n_sites, z.shape[1]), np.inf)
     for _ in range(MAX_ITERATIONS):
-        fit = regress(Moments.of(sums_of(result, columns, design), np.ones(1, dtype=bool)), penalty)
+        fit = SharedTrend(basis, columns, sums_of(result, columns, design), CURVATURES[-1]).whole
         before, lengths = limit, np.zeros_like(limit)
         for part, predicted in fit.predicted(columns, site):
             away = np.abs(result[part] - predicted)
@@ -372,18 +338,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     return result, count
 
 
-def _winsorised_around_median(residuals: FloatArray, variance: FloatArray) -> FloatArray:
-    """Winsorise the residuals of one new site, (rows, p); NaN stays."""
-    measured, limit = ~np.isnan(residuals), np.full(residuals.shape[1], np.inf)
-    median = np.nanmedian(np.where(measured.any(axis=0), residuals, 0.0), axis=0)
-    for _ in range(MAX_ITERATIONS):
-        lengths = np.where(measured, np.minimum(np.abs(residuals - median), limit), 0.0).sum(axis=0)
-        limit = _limit(lengths, measured.sum(axis=0), np.sqrt(variance * 2 / np.pi))
-    return median + np.clip(residuals - median, -limit, limit)
-
-
 def _limit(lengths: FloatArray, n: FloatArray, pooled: FloatArray) -> FloatArray:
     """Return how far a site's values may lie, from its mean absolute deviation shrunk to the pool's."""
     deviation = (lengths + PRIOR_SCALE * pooled) / (n + PRIOR_SCALE)
-    limit: FloatArray = WINSORISE_AT * np.sqrt(np.pi / 2) * deviation
-    return limit
+    return WINSORISE_AT * np.sqrt(np.pi / 2) * deviation

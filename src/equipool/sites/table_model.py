@@ -15,8 +15,6 @@ from equipool.sites.effect import Composition, Context, FloatArray, IntArray, ar
 from equipool.sites.shift_scale import SharedTrend, ShiftScale, winsorise
 from equipool.sites.warp import Warp
 
-__all__ = ["SiteModel", "fit_site_model"]
-
 
 @dataclass(frozen=True, eq=False)
 class SiteModel:
@@ -129,7 +127,7 @@ def fit_site_model(
     residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
     return SiteModel(
         curvature=shared.curvature,
-        trend=shared.trend,
+        trend=Trend(shared.basis, shared.whole.slopes[: shared.basis.width], shared.whole.centre),
         composition=Composition(
             (warping, affine, covariance, Coupling.fit(residuals, design, wanted=coupling, seed=seed))
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,39 +11,16 @@ from numpy.typing import NDArray
 from equipool import distributed
 from equipool.data.volumes import Volumes
 from equipool.groups.trend import Trend
-from equipool.sites.design import Design
-from equipool.sites.effect import Composition, array, choose
+from equipool.sites import scanner_patterns as patterns
+from equipool.sites import scans as reading
+from equipool.sites.design import FEW, MAX_FEATURES, TINY, Design
+from equipool.sites.effect import Composition, FloatArray, IntArray, array, choose
 from equipool.sites.intensity import RANGE, Intensity
-from equipool.sites.scanner_patterns import (
-    TERMS,
-    PeoplePatterns,
-    ScannersAndPeople,
-    intensity_terms,
-    scanner_patterns,
-)
-from equipool.sites.scans import (
-    MAX_PARTICIPANTS,
-    Box,
-    ScanContext,
-    blocks,
-    gains,
-    mean_volume,
-    normalised,
-    rows_of_some,
-)
+from equipool.sites.scans import Box, ScanContext, gains, normalised
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
-__all__ = ["SiteDiscriminant", "VolumeModel", "fit_volume_model"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
-Mask = NDArray[np.bool_]
-
 DARK = 0.05  # of the brain's bright end: harmonized scans approach 0 below it, and stay positive
-SMALL = 5  # participants of a site; of fewer, its mean brain is mostly who they are
 TURNS = 10  # of fitting trend and shifts, each given the other
-NO_SCALE = 1e12  # equivalent participants of the pooled scale, so that a new site gets no scale either
-SAMPLE = 2000  # voxels drawn at random, on which the trend's curvature is chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +38,11 @@ class SiteDiscriminant:
         apart = ((rows - self.centre) @ self.axes.T)[:, None] - self.places
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
         weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
-        result: FloatArray = weight / weight.sum(axis=1, keepdims=True)
-        return result
+        return weight / weight.sum(axis=1, keepdims=True)
 
     def expected(self, rows: FloatArray) -> FloatArray:
         """Return the mean scan of each row's site, averaged over the sites' probabilities."""
-        result: FloatArray = self.centre + self.posterior(rows) @ self.shift
-        return result
+        return self.centre + self.posterior(rows) @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +72,16 @@ class VolumeModel:
         return ScanContext(site, c, self.trend(c), box, self.template)
 
     def undo(self, rows: NDArray[np.floating], c: FloatArray, site: IntArray, box: Box) -> FloatArray:
-        """Return scans as the pool would show them, in its unit; voxels of exactly 0 stay."""
+        """Return scans as the pool would show them, in its unit; voxels of exactly 0 stay.
+
+        Scans that are nowhere below 0 stay above it: what is darker than DARK approaches 0 without reaching
+        it, in the same order.
+        """
         values, _ = normalised(rows, self.template)
         values = self.composition.undo(values, self.at(c, site, box))
-        return np.where(np.asarray(rows) == 0, 0.0, _above_zero(values, rows) * self.unit)
+        floored = (np.asarray(rows).min(axis=1) >= 0)[:, None] & (values < DARK)
+        values = np.where(floored, DARK * np.exp((np.minimum(values, DARK) - DARK) / DARK), values)
+        return np.where(np.asarray(rows) == 0, 0.0, values * self.unit)
 
     def add_site(self, rows: NDArray[np.floating], c: FloatArray, box: Box) -> VolumeModel:
         """Return a model with one more site, estimated from its scans with everything else as it is."""
@@ -129,18 +109,6 @@ class VolumeModel:
         return (self.discriminant.expected(values) + residuals) * gains(rows, self.template)[:, None]
 
 
-def _above_zero(values: FloatArray, rows: NDArray[np.floating]) -> FloatArray:
-    """Return harmonized scans at gain 1, above 0 where the measured ones nowhere are below.
-
-    What is darker than DARK approaches 0 without reaching it, in the same order.
-    """
-    floored = (np.asarray(rows).min(axis=1) >= 0)[:, None] & (values < DARK)
-    return np.where(floored, DARK * np.exp((np.minimum(values, DARK) - DARK) / DARK), values)
-
-
-# -- passes over scans -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Scans:
     """The scans that a model is fitted to, and what is known of each."""
@@ -159,28 +127,11 @@ class Scans:
             self, volumes=self.volumes[rows], design=self.design.only(rows), columns=self.columns[rows]
         )
 
-    def parts(self, intensity: Intensity | None = None) -> Iterator[tuple[slice, FloatArray, Mask]]:
-        """Yield scans at gain 1 some at a time, what was done to intensities undone, and what is absent."""
-        for part, rows in blocks(self.volumes):
-            values, absent = normalised(rows, self.template)
-            if intensity is not None:
-                values = intensity.undo(values, self.at(part))
-            yield part, values, absent
-
-    def at(self, part: slice) -> ScanContext:
-        """Return the context of some scans, without a prediction."""
-        rows = self.design.site[part], self.design.covariates[part], np.empty((0, 0))
-        return ScanContext(*rows, self.box, self.template)
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """What one pass over scans and their residuals tells."""
-
-    terms: FloatArray  # (TERMS, voxels), means of the intensity terms
-    ends: FloatArray  # (2,), mean quantiles of intensities
-    people: PeoplePatterns
-    variance: FloatArray  # (voxels,), of residuals
+    def parts(self) -> Iterator[tuple[slice, FloatArray, NDArray[np.bool_], ScanContext]]:
+        """Yield some scans at a time at gain 1, what is absent, and their context without a prediction."""
+        for part, rows in reading.blocks(self.volumes):
+            about = self.design.site[part], self.design.covariates[part], np.empty((0, 0))
+            yield part, *normalised(rows, self.template), ScanContext(*about, self.box, self.template)
 
 
 class VolumeRegression:
@@ -191,122 +142,89 @@ class VolumeRegression:
         self.dummies = np.eye(n_sites)[scans.design.site]
         self.n = self.dummies.sum(axis=0)
         self.columns = np.hstack([self.dummies, scans.columns])
-        ridge = np.append(np.full(n_sites, 1e-12), scans.penalty) * len(scans.columns)
-        self.normal = self.columns.T @ self.columns + np.diag(ridge)
-        self.moments = self.solution = np.zeros((len(self.normal), len(scans.template)))
-        self.fitted = False
-        for _ in range(1 if scans.whole else 2):  # at first, what is absent has the template's value
-            moments = np.zeros((len(self.normal), len(scans.template)))
-            for part, rows in self.parts():
+        gram = self.columns.T @ self.columns
+        ridge = np.append(np.full(n_sites, TINY), scans.penalty) * len(scans.columns)
+        self.normal = gram + np.diag(ridge)
+        for again in range(1 if scans.whole else 2):  # at first, what is absent has the template's value
+            moments = np.zeros((len(gram), len(scans.template)))
+            for part, rows in self.parts(filled=again > 0):
                 moments += self.columns[part].T @ rows
             self.moments = distributed.summed(moments)
-            self.solution, self.fitted = np.linalg.solve(self.normal, self.moments), True
+            self.solution: FloatArray = np.linalg.solve(self.normal, self.moments)
+        total, levels = self.n.sum(), self.solution[:n_sites]
+        self.level: FloatArray = self.n @ levels / total  # of the pool at the mean covariates, (voxels,)
+        self.shift = np.where(self.n[:, None] > 0, levels - self.level, 0.0)  # (sites, voxels)
+        # The factor by which a trend estimated beside the shifts increases their variance; 1 without one.
+        inverse, away = np.linalg.inv(self.normal), np.eye(n_sites) - self.n / total
+        rough = (inverse @ gram @ inverse)[:n_sites, :n_sites]
+        self.inflation = float(self.n @ np.diag(away @ rough @ away.T)) / max(n_sites - 1, 1)
+        # How much shifts vary by chance, (sites,), in units of the variance between participants.
+        self.shift_variance = (1 / np.maximum(self.n, 1.0) - 1 / total) * self.inflation
 
-    def parts(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield scans some at a time; what is absent has the value that the regression predicts."""
-        for part, rows, absent in self.scans.parts(self.intensity):
-            if self.fitted and not self.scans.whole:
-                np.copyto(rows, self.predicted(part), where=absent)
+    def parts(self, *, filled: bool = True) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield some scans at a time, intensities undone; what is absent has the value that is predicted."""
+        for part, rows, absent, at in self.scans.parts():
+            rows = rows if self.intensity is None else self.intensity.undo(rows, at)
+            if filled and not self.scans.whole:
+                np.copyto(rows, self.columns[part] @ self.solution, where=absent)
             yield part, rows
 
-    def predicted(self, part: slice) -> FloatArray:
-        """Return the prediction of some scans."""
-        result: FloatArray = self.columns[part] @ self.solution
-        return result
-
-    @property
-    def level(self) -> FloatArray:
-        """The pool's value at the mean covariates, (voxels,)."""
-        return self.n @ self.solution[: len(self.n)] / self.n.sum()
-
-    @property
-    def shift(self) -> FloatArray:
-        """Sites' differences from the pool, (sites, voxels)."""
-        return np.where(self.n[:, None] > 0, self.solution[: len(self.n)] - self.level, 0.0)
-
-    @property
-    def shift_variance(self) -> FloatArray:
-        """How much shifts vary by chance, (sites,), in units of the variance between participants."""
-        return (1 / np.maximum(self.n, 1.0) - 1 / self.n.sum()) * self.inflation
-
-    @cached_property
-    def inflation(self) -> float:
-        """The factor by which a trend estimated beside the shifts increases their variance; 1 without one."""
-        count, inverse = len(self.n), np.linalg.inv(self.normal)
-        rough = (inverse @ self.columns.T @ self.columns @ inverse)[:count, :count]
-        away = np.eye(count) - self.n / self.n.sum()
-        return float(self.n @ np.diag(away @ rough @ away.T)) / max(count - 1, 1)
-
-    def survey(self) -> Survey:
+    def survey(self) -> patterns.Survey:
         """Look at intensities and residuals, in one pass."""
         scans, (n, used) = self.scans, self.columns.shape
         voxels = len(scans.template)
-        terms, ends, squares = np.zeros((TERMS, voxels)), np.zeros(2), np.zeros(voxels)
+        terms, ends, squares = np.zeros((6, voxels)), np.zeros(2), np.zeros(voxels)
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
             for part, rows in self.parts():
-                np.add(terms, intensity_terms(rows, scans.box.smooth(rows)), out=terms)
+                np.add(terms, patterns.intensity_terms(rows, scans.box.smooth(rows)), out=terms)
                 np.add(ends, np.quantile(rows, RANGE, axis=1).sum(axis=1), out=ends)
-                rest = rows - self.predicted(part)
+                rest = rows - self.columns[part] @ self.solution
                 np.add(squares, (rest**2).sum(axis=0), out=squares)
                 yield part, rest
 
-        rows = rows_of_some(residuals(), n, voxels)
+        rows = reading.rows_of_some(residuals(), n, voxels)
         scale = n / max(n - used, 1)
-        return Survey(
+        return patterns.Survey(
+            n,
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
-            people=PeoplePatterns.of(rows, scale),
+            people=patterns.PeoplePatterns.of(rows, scale),
             variance=scale * distributed.summed(squares) / n,
         )
 
-    def fit_intensity(self, survey: Survey) -> Intensity:
+    def fit_intensity(self, survey: patterns.Survey) -> Intensity:
         """Return what sites do to intensities."""
-        n = float(self.n.sum())
-        shift, _, _ = self.apart(survey)
-        at = self.shift_variance, survey.people, n, self.scans.box
-        return Intensity.fit(survey.terms, survey.ends, shift, *at)
+        return Intensity.fit(survey, self.apart(survey)[0], self.shift_variance, self.scans.box)
 
-    def apart(self, survey: Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def apart(self, survey: patterns.Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the sites' shifts, the pool's level and the slopes, shifts told from whom a site scanned.
 
         Trend and shifts explain each other where sites' ages differ, so they are fitted in turns: the sites'
         means given the trend, of these the scanners' part, and given that the pool's level and the trend.
         """
-        n, count = np.maximum(self.n, 1e-12), len(self.n)
-        box = self.scans.box
-        apart = ScannersAndPeople(scanner_patterns(survey.terms, box.inside, box.mask), survey.people)
+        n, count, box, people = np.maximum(self.n, TINY), len(self.n), self.scans.box, survey.people
+        scanner = patterns.scanner_patterns(survey.terms, box.inside, box.mask)
+        apart = patterns.ScannersAndPeople(scanner, people)
         # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
         beyond = apart.beyond_chance(self.shift, n, self.inflation)
-        kept = self._kept_of_small_sites(survey.people)[:, None]
-        shift, slopes = self.shift, self.solution[count:]
-        level = self.level
+        # Of small sites' shifts the reliable part is kept, by how far large sites are from the pool, beside
+        # how far participants are from each other.
+        large = self.n >= min(FEW, self.n.max())
+        size = (self.shift[large] ** 2).sum(axis=1) / people.total(len(self.level))
+        ratio = self.n * max(float((size - self.shift_variance[large]).mean()), 0.0)
+        kept = np.where(self.n >= FEW, 1.0, np.where(self.n > 1, ratio / (1 + ratio), 0.0))[:, None]
+        pool = np.eye(len(self.normal))[count - 1 :]
+        pool[0, :count] = 1.0  # one level for all sites instead of one for each
+        shift, level, slopes = self.shift, self.level, self.solution[count:]
         for _ in range(TURNS):
             means = (self.moments[:count] - self.normal[:count, count:] @ slopes) / n[:, None]
             shift = kept * apart.scanners_part(means - n @ means / n.sum(), n, beyond)
             shift -= n @ shift / n.sum()
-            level, slopes = self.level_and_slopes(shift)
+            given = pool @ (self.moments - self.normal[:, :count] @ shift)
+            solution = np.linalg.solve(pool @ self.normal @ pool.T, given)
+            level, slopes = solution[0], solution[1:]
         return shift, level, slopes
-
-    def level_and_slopes(self, shift: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        """Return the pool's level and the trend's slopes, given the sites' shifts."""
-        count = len(self.n)
-        pool = np.eye(len(self.normal))[count - 1 :]
-        pool[0, :count] = 1.0  # one level for all sites instead of one for each
-        shift = np.broadcast_to(shift, (count, self.moments.shape[1]))
-        given = pool @ (self.moments - self.normal[:, :count] @ shift)
-        solution = np.linalg.solve(pool @ self.normal @ pool.T, given)
-        return solution[0], solution[1:]
-
-    def _kept_of_small_sites(self, people: PeoplePatterns) -> FloatArray:
-        """Return the share of a shift that is kept, (sites,): 1, and of small sites the reliable part.
-
-        By how far large sites are from the pool, beside how far participants are from each other.
-        """
-        large = self.n >= min(SMALL, self.n.max())
-        size = (self.shift[large] ** 2).sum(axis=1) / people.total(len(self.scans.template))
-        ratio = self.n * max(float((size - self.shift_variance[large]).mean()), 0.0)
-        return np.where(self.n >= SMALL, 1.0, np.where(self.n > 1, ratio / (1 + ratio), 0.0))
 
     def discriminant(self, variance: FloatArray) -> SiteDiscriminant:
         """Return what predicts the site from a scan as it is."""
@@ -322,34 +240,33 @@ class VolumeRegression:
         ridge = (1e-3 * np.trace(covariance) / len(axes) + 1e-12) * np.eye(len(axes))
         return SiteDiscriminant(self.level, self.shift, axes, places, np.linalg.inv(covariance + ridge))
 
-    def held_out(self, scans: Scans, survey: Survey) -> float:
+    def held_out(self, scans: Scans, survey: patterns.Survey) -> float:
         """Return the log-likelihood of other scans, up to a constant, with the covariance of a survey."""
         shift, level, slopes = self.apart(survey)
         total = np.zeros(1)
-        for part, rows, absent in scans.parts():
-            values, at = rows, scans.at(part)
-            if self.intensity is not None:
-                values = self.intensity.undo(rows, at)
-                total += self.intensity.log_det(rows, at).sum()
-            expected = level + scans.columns[part] @ slopes + shift[at.site]
-            total += survey.people.log_likelihood(np.where(absent, 0.0, values - expected)).sum()
+        effect = Composition(() if self.intensity is None else (self.intensity,))
+        for part, rows, absent, at in scans.parts():
+            rest = effect.undo(rows, at) - level - scans.columns[part] @ slopes - shift[at.site]
+            total += effect.log_det(rows, at).sum()
+            total += survey.people.log_likelihood(np.where(absent, 0.0, rest)).sum()
         return float(distributed.summed(total)[0])
-
-
-# -- fit ---------------------------------------------------------------------------------------------------
 
 
 def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
     """Fit the model in a few passes over the volumes, which processes share."""
-    template, unit, whole = mean_volume(volumes)
-    shared = SharedTrend.fit(_sample(volumes, template), design)
+    template, unit, whole = reading.mean_volume(volumes)
+    # On some voxels, the curvature of the trend is chosen.
+    some = np.sort(np.random.default_rng(0).permutation(volumes.shape[1])[:MAX_FEATURES])
+    sample = np.zeros((len(volumes), len(some)))
+    for part, rows in reading.blocks(volumes):
+        sample[part] = normalised(rows, template)[0][:, some]
+    shared = SharedTrend.fit(distributed.summed(sample), design)
     scans = Scans(volumes, design, shared.columns, shared.penalty, template, whole, Box(volumes.mask))
-    with_intensity = _intensity_enters(scans)
     fit = VolumeRegression(scans)
     survey = fit.survey()
     discriminant = fit.discriminant(survey.variance)
     nothing = design.n_sites, volumes.shape[1]
-    if with_intensity:
+    if _intensity_enters(scans):
         fit = VolumeRegression(scans, fit.fit_intensity(survey))
         survey = fit.survey()
     shift, level, slopes = fit.apart(survey)
@@ -360,7 +277,7 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
         error=np.sqrt(np.outer(fit.shift_variance, survey.variance)),
         # Few sites say little about one voxel; all voxels together say more.
         between=(count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES),
-        scale_weight=np.full(volumes.shape[1], NO_SCALE),
+        scale_weight=np.full(volumes.shape[1], 1 / TINY),  # so that a new site gets no scale either
         variance=survey.variance,
     )
     return VolumeModel(
@@ -374,22 +291,13 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
     )
 
 
-def _sample(volumes: Volumes, template: FloatArray) -> FloatArray:
-    """Return some voxels of all scans at gain 1."""
-    some = np.sort(np.random.default_rng(0).permutation(volumes.shape[1])[:SAMPLE])
-    result = np.zeros((len(volumes), len(some)))
-    for part, rows in blocks(volumes):
-        result[part] = normalised(rows, template)[0][:, some]
-    return distributed.summed(result)
-
-
 def _intensity_enters(scans: Scans) -> bool:
     """Say whether held-out participants have a higher likelihood with intensities undone than as they are.
 
     Parts of the rule are folds: a pool of images has few sites, in which the gains differ systematically. Of
     many participants some are drawn.
     """
-    some = np.sort(np.random.default_rng(0).permutation(len(scans.columns))[:MAX_PARTICIPANTS])
+    some = np.sort(np.random.default_rng(0).permutation(len(scans.columns))[: reading.MAX_PARTICIPANTS])
     scans, likelihoods = scans.only(some), []
     for train, held in scans.design.folds() if scans.design.n_sites > 1 else ():
         fit = VolumeRegression(scans.only(train))

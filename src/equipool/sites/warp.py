@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -10,24 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.groups.trend import MIN_DISTINCT
+from equipool.sites import rising_curves as rising
 from equipool.sites.design import MIN_PARTICIPANTS, TINY, Design, pieces
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose, exceeds
-from equipool.sites.rising_curves import (
-    CURVE,
-    curve_at,
-    curve_slope,
-    inverse_curve,
-    log_loss,
-    newton,
-    pool_curve,
-    sums_of,
-)
 from equipool.sites.shift_scale import SharedTrend
 
-__all__ = ["Warp"]
-
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
-RIGID = TINY**-0.5  # smoothness of curves that can only shift and scale
 MAX_SLOPE_RATIO = 5.0  # of a site's slope and the pool's, so that maps stay invertible
 
 
@@ -47,30 +34,20 @@ class Warp(SiteEffect):
     """
 
     name: ClassVar[str] = "warp"
+    acts: ClassVar[tuple[str, ...]] = ("curves",)
 
-    columns: IntArray = array("warped", integer=True)  # which features
+    columns: IntArray = array("warped", neutral=0)  # which features
     scale: FloatArray = array("sites", "warped", positive=True)  # v = scale · z + offset
     offset: FloatArray = array("sites", "warped")
-    curves: FloatArray = array("sites", "warped", "curve")  # g_s
-    pool: FloatArray = array("warped", "curve")  # ḡ
+    curves: FloatArray = array("sites", "warped", str(rising.CURVE))  # g_s
+    pool: FloatArray = array("warped", str(rising.CURVE))  # ḡ
     centre: FloatArray = array("warped")  # the pool's value is centre + width · v
     width: FloatArray = array("warped", positive=True)
-
-    @classmethod
-    def identity(cls, n_sites: int, n_features: int) -> Self:
-        """Return sites that warp nothing."""
-        none, curves = np.empty((n_sites, 0)), np.empty((n_sites, 0, CURVE))
-        return cls(np.empty(0, dtype=np.intp), none, none, curves, np.empty((0, CURVE)), none[0], none[0])
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether no feature is warped."""
-        return not len(self.columns)
 
     def require_consistent(self) -> None:
         """Refuse, by a ValueError, columns that are not in order, and curves that cannot be inverted."""
         factors = np.concatenate([self.width, *(a.ravel() for a in (self.curves[..., 1:], self.pool[:, 1:]))])
-        if not ((factors > TINY) & (factors < 1 / TINY)).all() or self.curves.shape[2] != CURVE:
+        if not ((factors > TINY) & (factors < 1 / TINY)).all():
             raise ValueError("curves")
         if (np.diff(self.columns, prepend=-1) < 1).any():
             raise ValueError("columns")
@@ -80,7 +57,8 @@ class Warp(SiteEffect):
         """Fit the curves; ``wanted=None``: where they raise the likelihood of held-out participants."""
         identity = cls.identity(design.n_sites, z.shape[1])
         large, sample = design.n_participants >= MIN_PARTICIPANTS, design.sample()
-        graded = _is_graded(z[sample])
+        # With few values, there is nothing between them that a curve could describe.
+        graded = (np.diff(np.sort(z[sample], axis=0), axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
         if wanted is False or not len(sample) or design.n_folds < 2 or graded.all():
             return identity
         stiffness = _choose(_held_out_gains(z, design, shared, sample), graded, wanted)
@@ -90,15 +68,15 @@ class Warp(SiteEffect):
         # A compression acts on the trend too: curves are put on a scale that does so.
         shared = replace(shared, scales_trend=True)
         effect, rows = shared.whole.effect, np.flatnonzero(large[design.site])
-        curves = np.empty((design.n_sites, len(columns), CURVE))
+        curves = np.empty((design.n_sites, len(columns), rising.CURVE))
         centre, width = np.empty((2, len(columns)))
-        for block in _blocks(design, len(columns)):
+        for block in pieces(len(columns), design.n_sites * rising.CURVE**2):
             some, site = columns[block], design.site[rows]
             v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
-            v, centre[block], width[block] = _standardised(v, design.weight[rows])
-            sums = sums_of(v, design, shared.columns, rows)
-            start = pool_curve(sums, shared.penalty)[0]
-            curves[:, block] = newton(sums, start, stiffness[some], shared.penalty)[0]
+            centre[block], width[block] = _mean_and_deviation(v, design.weight[rows])
+            sums = rising.sums_of((v - centre[block]) / width[block], design, shared.columns, rows)
+            start = rising.pool_curve(sums, shared.penalty)[0]
+            curves[:, block] = rising.newton(sums, start, stiffness[some], shared.penalty)[0]
         pool = np.average(curves, axis=0, weights=np.where(large, design.n_participants, 0.0))
         curves[~large] = pool
         bounds = pool[:, 1:] / MAX_SLOPE_RATIO, pool[:, 1:] * MAX_SLOPE_RATIO
@@ -109,21 +87,11 @@ class Warp(SiteEffect):
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return ḡ⁻¹(g_s(rows))."""
-
-        def undone(z: FloatArray, s: int) -> FloatArray:
-            height = curve_at(z * self.scale[s] + self.offset[s], self.curves[s])
-            return self.centre + self.width * inverse_curve(height, self.pool)
-
-        return self._mapped(rows, at, undone)
+        return self._mapped(rows, at, to_pool=True)
 
     def redo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return g_s⁻¹(ḡ(rows))."""
-
-        def redone(z: FloatArray, s: int) -> FloatArray:
-            height = curve_at((z - self.centre) / self.width, self.pool)
-            return (inverse_curve(height, self.curves[s]) - self.offset[s]) / self.scale[s]
-
-        return self._mapped(rows, at, redone)
+        return self._mapped(rows, at, to_pool=False)
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return the log of the slopes, summed over features."""
@@ -137,34 +105,25 @@ class Warp(SiteEffect):
         """Return the derivative of :meth:`undo` for rows of one site, (rows, features)."""
         result = np.ones_like(rows)
         v = rows[:, self.columns] * self.scale[site] + self.offset[site]
-        pooled = inverse_curve(curve_at(v, self.curves[site]), self.pool)
-        ratio = curve_slope(v, self.curves[site]) / curve_slope(pooled, self.pool)
+        pooled = rising.inverse_curve(rising.curve_at(v, self.curves[site]), self.pool)
+        ratio = rising.curve_slope(v, self.curves[site]) / rising.curve_slope(pooled, self.pool)
         result[:, self.columns] = self.scale[site] * ratio * self.width
         return result
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Return the warp with one more site, which warps nothing."""
-        return replace(
-            self,
-            scale=np.vstack([self.scale, 1 / self.width]),
-            offset=np.vstack([self.offset, -self.centre / self.width]),
-            curves=np.concatenate([self.curves, self.pool[None]]),
-        )
+        return self._with_site(scale=1 / self.width, offset=-self.centre / self.width, curves=self.pool)
 
-    def _mapped(
-        self, rows: FloatArray, at: Context, function: Callable[[FloatArray, int], FloatArray]
-    ) -> FloatArray:
+    def _mapped(self, rows: FloatArray, at: Context, *, to_pool: bool) -> FloatArray:
+        """Return the values at which the pool's curve has the height of the site's, or the reverse."""
         result = rows.copy()
+        pool = 1 / self.width, -self.centre / self.width, self.pool
         for s in np.unique(at.site) if len(self.columns) else ():
-            some = np.ix_(at.site == s, self.columns)
-            result[some] = function(rows[some], int(s))
+            some, site = np.ix_(at.site == s, self.columns), (self.scale[s], self.offset[s], self.curves[s])
+            before, after = (site, pool) if to_pool else (pool, site)
+            height = rising.curve_at(rows[some] * before[0] + before[1], before[2])
+            result[some] = (rising.inverse_curve(height, after[2]) - after[1]) / after[0]
         return result
-
-
-def _is_graded(z: FloatArray) -> NDArray[np.bool_]:
-    """Say which features have few values, with nothing between them that a curve could describe."""
-    graded: NDArray[np.bool_] = (np.diff(np.sort(z, axis=0), axis=0) != 0).sum(axis=0) + 1 < MIN_DISTINCT
-    return graded
 
 
 def _choose(gains: FloatArray, graded: NDArray[np.bool_], wanted: bool | None) -> FloatArray:
@@ -213,32 +172,25 @@ def _losses(
     effect, stiffnesses = fit.effect, STIFFNESS if shared.scales_trend else ()
     losses = np.empty((1 + 2 * len(stiffnesses), z.shape[1], design.n_sites))
     values = effect.undo(z[rows], shared.at(rows, design, fit))
-    for block in _blocks(design, z.shape[1]):
-        v, _, width = _standardised(values[:, block], design.weight[train], len(train))
-        fitted = sums_of(v[: len(train)], design, shared.columns, train)
-        judged = sums_of(v[len(train) :], design, shared.columns, held)
-        pool, trend = pool_curve(fitted, shared.penalty)
+    # So many features at a time that the sums of their curves fit into a cache.
+    for block in pieces(z.shape[1], design.n_sites * rising.CURVE**2):
+        mean, width = _mean_and_deviation(values[: len(train), block], design.weight[train])
+        v = (values[:, block] - mean) / width
+        fitted = rising.sums_of(v[: len(train)], design, shared.columns, train)
+        judged = rising.sums_of(v[len(train) :], design, shared.columns, held)
+        pool, trend = rising.pool_curve(fitted, shared.penalty)
         pooled = curves = np.broadcast_to(pool, (design.n_sites, *pool.shape)), trend
         losses[:, block] = (judged.n[:, None] * np.log(effect.scale[:, block] * width)).T
-        losses[0, block] += log_loss(judged, *pooled).T
+        losses[0, block] += rising.log_loss(judged, *pooled).T
         for k, stiffness in enumerate(stiffnesses, 1):
-            # Less shrunk than the curve, for each of its knots counts.
-            line = newton(fitted, pool, stiffness / 3, shared.penalty, smooth=RIGID, start=pooled)
-            curves = newton(fitted, pool, stiffness, shared.penalty, start=curves)
-            losses[k, block] += log_loss(judged, *line).T
-            losses[k + len(stiffnesses), block] += log_loss(judged, *curves).T
+            # Rigid, and less shrunk than the curve, for each of its knots counts.
+            line = rising.newton(fitted, pool, stiffness / 3, shared.penalty, smooth=TINY**-0.5, start=pooled)
+            curves = rising.newton(fitted, pool, stiffness, shared.penalty, start=curves)
+            losses[k, block] += rising.log_loss(judged, *line).T
+            losses[k + len(stiffnesses), block] += rising.log_loss(judged, *curves).T
     return losses
 
 
-def _blocks(design: Design, p: int) -> Iterator[slice]:
-    """Yield so many features at a time that the sums of their curves fit into a cache."""
-    return pieces(p, design.n_sites * CURVE**2)
-
-
-def _standardised(
-    v: FloatArray, weight: FloatArray, n: int | None = None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (v − mean) / deviation, mean and deviation; these by the first n rows."""
-    mean = weight @ v[:n] / weight.sum()
-    deviation = np.sqrt(np.maximum(weight @ (v[:n] - mean) ** 2 / weight.sum(), TINY))
-    return (v - mean) / deviation, mean, deviation
+def _mean_and_deviation(v: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    mean = weight @ v / weight.sum()
+    return mean, np.sqrt(np.maximum(weight @ (v - mean) ** 2 / weight.sum(), TINY))
