@@ -92,7 +92,7 @@ class NaivePooler(PoolingEstimator):
                 some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
                 return self._mean_loss(lambda part: self._common_terms(network, part)[0], some)
 
-            more = {"beside": beside if several else []}
+            more: dict[str, Any] = {"beside": beside if several else []}
             more["validate"] = validate if site_term is None and len(held.x) > 1 else None
             self.history_ = self._train("training", network, step, data, generator, **more)
         return network.cpu()

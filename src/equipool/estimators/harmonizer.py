@@ -101,8 +101,8 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, IntArray]:
         """Return the model with each new site, if asked to adapt; ``add(model, rows)`` adds one."""
         model, index, small = self.model_, index.copy(), []
-        new = labels[index < 0] if self.unseen_site == "adapt" else []
-        for name in sorted({str(label) for label in new}):
+        new = (index < 0) & (self.unseen_site == "adapt")
+        for name in sorted({str(label) for label in labels[new]}):
             rows = labels.astype(str) == name
             small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
             model = add(model, rows)

@@ -102,8 +102,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
         folder = folder / "model"  # what `equipool harmonize` wrote
     facts, content = _read(folder)
-    modules = {"encoder": encoder, "decoder": decoder}
-    for name, module in modules.items():
+    given = {"encoder": encoder, "decoder": decoder}
+    for name, module in given.items():
         asked = isinstance(facts.get("settings"), dict) and facts["settings"].get(name) == MODULE
         if asked and module is None:
             raise InputError(
@@ -112,7 +112,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
             )
         if not asked and module is not None:
             raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
-    modules = {name: module for name, module in modules.items() if module is not None}
+    modules = {name: module for name, module in given.items() if module is not None}
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
         estimator = model.read_estimator({name: facts.get(name) for name in STORED})

@@ -277,9 +277,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.front_ = self._fitted_front(features, y, site=site, covariates=covariates)
         data = self._prepare(inputs, features, y)
         fitted, held = self._split(data)
-        with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
-            folder = None if self.checkpoint is None else Path(self.checkpoint)
-            self._checkpoints = folder and Checkpoints(folder, manifest_of(self, data))
+        folder = None if self.checkpoint is None else Path(self.checkpoint)
+        with nullcontext() if folder is None else locked(folder):
+            self._checkpoints = Checkpoints(folder, manifest_of(self, data)) if folder else None
             self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
@@ -353,7 +353,7 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
         mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
-        more = {"hidden": self.hidden, "mask": mask, "decoder": self.decoder}
+        more: Any = {"hidden": self.hidden, "mask": mask, "decoder": self.decoder}
         return coders(self.encoder, n_features, self.n_latent, **more)
 
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
@@ -514,9 +514,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
-        labels, numbers = [data.site.numpy()], []
-        if data.y is not None:
-            (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
+        y = [] if data.y is None else [data.y.numpy()]
+        numbers = y if self.task_ == "number" else []
+        labels = [data.site.numpy(), *(y if self.task_ == "class" else [])]
         held = systematic(labels, numbers, HELD_OUT, seed_for(self._seed, "split"))
         if held.all() or not held.any():
             held = np.arange(len(held)) < min(len(held) - 1, 1)

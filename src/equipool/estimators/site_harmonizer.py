@@ -181,7 +181,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         self._standardise(x, design.weight)
         self._support = support(inputs, design.site)
         z = self._standardised(self._filled_at_fit(x, design))
-        more = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
+        more: Any = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
         self.model_ = fit_site_model(z, design, **more, seed=self._seed)
         self.covariate_readers_ = self._regressions(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
