@@ -152,20 +152,17 @@ class EquivariantPooler(PoolingEstimator):
 
     Parameters
     ----------
-    n_latent
-        Dimension of the sphere and of the code.
+    n_latent, hidden
+        Dimension of the sphere and of the code, and the width of the hidden layers.
     encoder
         ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
         decoder overfit less where participants are few. Or your torch module, from (rows, features), or for
         volumes from (rows, 1, x, y, z), to (rows, n_latent).
     decoder
         Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
-    hidden
-        Width of the hidden layers.
     front
-        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
-        each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
-        ``True``: the default harmonizer for both; ``None``: none.
+        A harmonizer, not fitted, that takes the site, which it infers, out of the encoder's input. ``"auto"``:
+        ``ImageHarmonizer()`` for volumes, none for tables; ``True``: one for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
     generator
@@ -184,8 +181,7 @@ class EquivariantPooler(PoolingEstimator):
     prediction, latent_reconstruction, mmd, adversary
         Factors of stage two; ``adversary`` weights a network that predicts the site.
     bounded
-        Train classes with 1 − p(y) after a short while of cross-entropy, so that the code need not carry
-        degrees of certainty; see :func:`equipool.nn.prediction_loss`.
+        Train classes with 1 − p(y) after a while of cross-entropy; see :func:`equipool.nn.prediction_loss`.
     finetune
         Let stage two go on training the encoder, with the losses of stage one kept.
     task
@@ -196,17 +192,13 @@ class EquivariantPooler(PoolingEstimator):
     checkpoint
         A folder in which the state of training is kept about twice a minute: the same call resumes from it
         after a kill, and ends with the bits of a run that was not killed. Another call is refused.
-    verbose
-        Show on the terminal how far training is.
-    random_state
-        The same number gives the same bits; ``None`` is 0.
+    verbose, random_state
+        Show on the terminal how far training is. The same number gives the same bits; ``None`` is 0.
 
     Attributes
     ----------
-    sites_, classes_, covariates_
-        The sites, the classes of the target and the covariates in the data of the fit.
-    front_
-        The fitted harmonizer, or ``None``.
+    sites_, classes_, covariates_, front_
+        The sites, the classes of the target and the covariates of the fit; the fitted harmonizer or ``None``.
     history_
         Losses of both stages, epoch by epoch.
     """

@@ -123,7 +123,7 @@ def given_sites(site: Any, rows: int) -> NDArray[Any]:
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
     remedy = "fill it in, or leave site out (--site none) to have it inferred"
-    return _labels("site", site, rows, remedy)
+    return labels_of("site", site, rows, remedy)
 
 
 def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
@@ -139,13 +139,8 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
     return mask
 
 
-def participants(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the participant of each row to learn from."""
-    labels = _labels("subject", subject, len(rows), "give each row the name of its participant")
-    return labels[rows].astype(str)
-
-
-def _labels(name: str, values: Any, rows: int, remedy: str) -> NDArray[Any]:
+def labels_of(name: str, values: Any, rows: int, remedy: str) -> NDArray[Any]:
+    """Return labels with one for each row."""
     labels = parse_labels(values)
     if labels.shape != (rows,):
         raise InputError(f"{name} must have one value for each of the {rows} rows. Got shape {labels.shape}.")

@@ -43,7 +43,6 @@ COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory t
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
 HELD_OUT = 0.15  # share of the rows, for early stopping
 IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
-NO_EFFECT = ("checkpoint", "verbose")  # parameters that do not change the result
 VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
 
 
@@ -95,10 +94,6 @@ class ScaledVolumes:
             part = slice(start, start + BLOCK)
             result[part] = self.scaled(self.volumes.read(part))
         return result
-
-    def loaded(self) -> ScaledVolumes:
-        """Return the same, already read if they fit into memory, so that training reads them once."""
-        return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
 
 
 Rows = Tensor | ScaledVolumes
@@ -184,7 +179,8 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
         "site": [data.site, estimator.sites_],
         "covariates": [data.c, estimator.covariates_],
     }
-    settings = {k: plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
+    settings = {name: plain(value) for name, value in estimator.get_params(deep=False).items()}
+    del settings["checkpoint"], settings["verbose"]  # they do not change the result
     return {
         "settings": {"estimator": type(estimator).__name__, **settings},
         "data": {name: hash_of(*values) for name, values in hashed.items()},
@@ -478,8 +474,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(self.feature_varies_, deviation, 1.0)
         x = self._standardised(features)
+        if isinstance(x, ScaledVolumes) and 4 * x.shape[0] * x.shape[1] <= IN_MEMORY:
+            x = replace(x, ready=x.tensor())  # training reads them once
         return TrainingData(
-            x.loaded() if isinstance(x, ScaledVolumes) else x,
+            x,
             self._coded_target(inputs, y),
             torch.from_numpy(index.astype(np.int64)),
             torch.from_numpy(scaled(inputs.covariates, self.covariates_).astype(np.float32)),
@@ -515,9 +513,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
         y = [] if data.y is None else [data.y.numpy()]
-        numbers = y if self.task_ == "number" else []
-        labels = [data.site.numpy(), *(y if self.task_ == "class" else [])]
-        held = systematic(labels, numbers, HELD_OUT, seed_for(self._seed, "split"))
+        labels, numbers = ([], y) if self.task_ == "number" else (y, [])
+        seed = seed_for(self._seed, "split")
+        held = systematic([data.site.numpy(), *labels], numbers, HELD_OUT, seed)
         if held.all() or not held.any():
             held = np.arange(len(held)) < min(len(held) - 1, 1)
         return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

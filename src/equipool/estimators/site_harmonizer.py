@@ -24,8 +24,8 @@ from equipool.estimators.harmonizer import (
     Harmonizer,
     given_sites,
     inputs_of,
+    labels_of,
     learned_from,
-    participants,
     support,
 )
 from equipool.exceptions import InputError
@@ -173,11 +173,11 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         nothing = "there is nothing to harmonize"
         check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
-        who = None if subject is None else participants(subject, rows)
-        design, _ = (
-            self._design(inputs, inputs.covariates, who),
-            self._reference,
-        )  # it must be among the sites
+        if subject is not None:
+            subject = labels_of("subject", subject, len(rows), "give each row the name of its participant")
+            subject = subject[rows].astype(str)
+        design = self._design(inputs, inputs.covariates, subject)
+        _ = self._reference  # refused if it is not among the sites
         self._standardise(x, design.weight)
         self._support = support(inputs, design.site)
         z = self._standardised(self._filled_at_fit(x, design))
