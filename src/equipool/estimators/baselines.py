@@ -81,8 +81,7 @@ class NaivePooler(PoolingEstimator):
             self._start_components(network, data)
             network.to(distributed.device())
 
-            def step(rows: Tensor, _: int) -> dict[str, Tensor]:
-                batch = data.rows(rows).ready()
+            def step(batch: TrainingData, rows: Tensor, _: int) -> dict[str, Tensor]:
                 terms, code = self._common_terms(network, batch)
                 if site_term is not None and several:
                     terms["invariance"] = self.invariance * site_term(code, batch, rows)

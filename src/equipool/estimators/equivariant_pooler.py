@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -161,7 +162,7 @@ class EquivariantPooler(PoolingEstimator):
     decoder
         Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
     front
-        A harmonizer, not fitted, that takes the site, which it infers, out of the encoder's input. ``"auto"``:
+        A harmonizer, not fitted, that infers the site and removes it from the encoder's input. ``"auto"``:
         ``ImageHarmonizer()`` for volumes, none for tables; ``True``: one for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
@@ -268,17 +269,11 @@ class EquivariantPooler(PoolingEstimator):
                 one.start_at_ridge(data.x, data.c)
             one.to(distributed.device())
 
-            def losses(batch: TrainingData) -> Losses:
+            def step(batch: TrainingData, *_: Any) -> Losses:
                 return self._stage_one_losses(one, batch)
 
-            self.history_["stage one"] = self._train(
-                "stage one",
-                one,
-                lambda rows, _: losses(data.rows(rows).ready()),
-                data,
-                generator,
-                validate=(lambda: self._mean_loss(losses, held)) if len(held.x) > 1 else None,
-            )
+            more = {"validate": partial(self._mean_loss, step, held) if len(held.x) > 1 else None}
+            self.history_["stage one"] = self._train("stage one", one, step, data, generator, **more)
             one.cpu().calibrate(data.x, data.c)
         return one
 
@@ -302,34 +297,29 @@ class EquivariantPooler(PoolingEstimator):
 
     def _fit_stage_two(self, one: StageOne, data: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
-            two, n_sites = self._build_stage_two(one, self._n_outputs()), len(self.sites_)
-            opposed = self.adversary and n_sites > 1
-            adversary = Adversary(self.n_latent, data.site, n_sites) if opposed else None
+            two = self._build_stage_two(one, self._n_outputs())
+            opposed = self.adversary and len(self.sites_) > 1
+            adversary = Adversary(self.n_latent, data.site, len(self.sites_)) if opposed else None
             both = nn.ModuleList([one, two]).to(distributed.device())
             warm_up = max(self._schedule(len(data.x))[1] // 5, 1)
 
-            def step(rows: Tensor, epoch: int) -> Losses:
-                batch, bounded = data.rows(rows).ready(), self.bounded and epoch >= warm_up
-                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded, compared=n_sites > 1)
+            def step(batch: TrainingData, _: Tensor, epoch: int) -> Losses:
+                bounded = self.bounded and epoch >= warm_up
+                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded)
                 if adversary is not None:
                     terms["adversary"] = self.adversary * adversary.play(code, batch.site)
                 return terms
 
-            self.history_["stage two"] = self._train(
-                "stage two",
-                both if self.finetune else two,
-                step,
-                data,
-                generator,
-                beside=[] if adversary is None else [(adversary.network, adversary.optimiser)],
-            )
+            trained = both if self.finetune else two
+            more = {"beside": [] if adversary is None else [(adversary.network, adversary.optimiser)]}
+            self.history_["stage two"] = self._train("stage two", trained, step, data, generator, **more)
             both.cpu()
             if self.finetune:
                 one.calibrate(data.x, data.c)
         return two
 
     def _stage_two_losses(
-        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool, compared: bool
+        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool
     ) -> tuple[Losses, Tensor]:
         """Return the terms of L_stage2 + MMD, with those of stage one if it is fine-tuned, and the codes."""
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
@@ -342,7 +332,7 @@ class EquivariantPooler(PoolingEstimator):
         if data.y is not None and two.predictor is not None:
             missed = prediction_loss(two.predictor(code), data.y, bounded=bounded)
             terms["prediction"] = self.prediction * missed
-        if compared and self.mmd:
+        if self.mmd and len(self.sites_) > 1:
             matched = two.through_channel(reference) if self.match == "transported" else code
             terms["mmd"] = self.mmd * mmd(matched, data.site)
         return terms | (self._stage_one_losses(one, data) if self.finetune else {}), code
@@ -357,7 +347,8 @@ class EquivariantPooler(PoolingEstimator):
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
         """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
-        latent = through(self.network_.one.latent, self._scaled(self._features(X)))
+        x = self._scaled(self._features(X))
+        latent = through(self.network_.one.latent, x)
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
         return predicted * [one.scale for one in self.covariates_] + [one.centre for one in self.covariates_]
 
@@ -376,9 +367,7 @@ class EquivariantPooler(PoolingEstimator):
         """
         check_is_fitted(self, "network_")
         if not self.covariates_:
-            raise InputError(
-                "This estimator was fitted without covariates, so there is nothing to move along."
-            )
+            raise InputError("This estimator was fitted without covariates; there is nothing to move along.")
         features, one = self._features(X), self.network_.one
         latent = through(one.latent, self._scaled(features))
         rows, width = len(features), len(self.covariates_)

@@ -30,7 +30,6 @@ from equipool.exceptions import InputError
 from equipool.nn import Components, EncoderKind, coders, reconstruction_loss, site_batches, train
 from equipool.nn.checkpoints import Checkpoints, locked
 from equipool.nn.networks import require_width
-from equipool.nn.training import Step
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
 from equipool.sites.scans import BLOCK, blocks
@@ -288,7 +287,8 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     @torch.no_grad()
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
-        return through(self.network_.tau, self._scaled(self._features(X))).double().numpy()
+        x = self._scaled(self._features(X))
+        return through(self.network_.tau, x).double().numpy()
 
     @torch.no_grad()
     def reconstruct(self, X: Any) -> Any:
@@ -360,13 +360,13 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 module.start(dense(data.x[torch.linspace(0, len(data.x) - 1, count).long()]))
 
     def _train(
-        self, stage: str, modules: nn.Module, step: Step, data: TrainingData, generator: Any, **more: Any
+        self, stage: str, modules: nn.Module, step: Any, data: TrainingData, generator: Any, **more: Any
     ) -> list[dict[str, float]]:
-        """Train a stage, and return the losses of each epoch."""
+        """Train a stage by ``step(batch, rows, epoch)``, and return the losses of each epoch."""
         size, epochs = self._schedule(len(data.x))
         return train(
             modules,
-            step,
+            lambda rows, epoch: step(data.rows(rows).ready(), rows, epoch),
             lambda: site_batches(data.site, size, generator),
             epochs=epochs,
             learning_rate=self.learning_rate,
@@ -437,12 +437,11 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Refuse modules of the user that do not fit the data and n_latent."""
         n = self.n_latent
         with torch.random.fork_rng(devices=[]):
+            encoder, decoder = self._coders(n_features)
             if isinstance(self.encoder, nn.Module):
-                what = f"numbers a row (n_latent={n})"
-                require_width("encoder", self._coders(n_features)[0], n_features, n, what)
+                require_width("encoder", encoder, n_features, n, f"numbers a row (n_latent={n})")
             if self.decoder is not None:
-                what = f"values a row, given n_latent={n}"
-                require_width("decoder", self._coders(n_features)[1], n, n_features, what)
+                require_width("decoder", decoder, n, n_features, f"values a row, given n_latent={n}")
 
     def _fitted_front(self, X: FloatArray | Volumes, y: Any, **given: Any) -> Any:
         """Return a fitted harmonizer of the kind of data, or ``None``.
