@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -70,8 +71,6 @@ class StageOne(nn.Module):
         """
         if self.tau.action.basis is not None:
             return
-        from sklearn.linear_model import RidgeCV
-
         encoder: Any = self.encoder
         components, linear = encoder
         planes = list(self.tau.planes)

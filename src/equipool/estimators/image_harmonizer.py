@@ -62,10 +62,8 @@ class ImageHarmonizer(Harmonizer):
 
     Attributes
     ----------
-    sites_, covariates_
-        The sites and covariates of the fit.
-    mask_, affine_mm_
-        The grid.
+    sites_, covariates_, mask_, affine_mm_
+        The sites, covariates and grid of the fit.
     choices_
         What was chosen on held-out participants: the trend's ``curvature`` penalty, and whether what
         scanners do to ``intensity`` is undone.
@@ -86,10 +84,9 @@ class ImageHarmonizer(Harmonizer):
             :class:`equipool.data.Volumes`, paths of NIfTI files, or a :class:`PooledDataset` of images.
         y
             A target to allow for where sites differ in it; never needed by ``transform``.
-        site, covariates
-            The site of each volume, and what is to be kept.
-        fit_on
-            A mask of the volumes to estimate from, such as the controls; all can be transformed.
+        site, covariates, fit_on
+            The site of each volume, what is to be kept, and a mask of the volumes to estimate from, such as
+            the controls; all can be transformed.
         """
         self._require_choices()
         volumes = _volumes(X)
@@ -136,6 +133,6 @@ def _volumes(X: Any, *grid: Any) -> Volumes:
     volumes = as_volumes(X, *grid)
     if volumes is None:
         raise InputError(
-            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for a table."
+            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for tables."
         )
     return volumes

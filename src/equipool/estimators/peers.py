@@ -32,9 +32,8 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         try:
             from combatlearn import ComBat
         except ImportError:
-            raise MissingExtraError(
-                "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
-            ) from None
+            needed = "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
+            raise MissingExtraError(needed) from None
         if self.method not in PEERS:
             raise InputError(f"There is no peer {self.method!r}; there are {', '.join(PEERS)}.")
         metadata, method = self._metadata(site, covariates), self.method

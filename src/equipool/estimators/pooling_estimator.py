@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -326,8 +327,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy for classes, R² for numbers."""
-        from sklearn.metrics import accuracy_score, r2_score
-
         measure = accuracy_score if self.task_ == "class" else r2_score
         return float(measure(y, self.predict(X), sample_weight=sample_weight))
 
@@ -349,8 +348,8 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
         mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
-        more: Any = {"hidden": self.hidden, "mask": mask, "decoder": self.decoder}
-        return coders(self.encoder, n_features, self.n_latent, **more)
+        widths = n_features, self.n_latent
+        return coders(self.encoder, *widths, hidden=self.hidden, mask=mask, decoder=self.decoder)
 
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
         """Give an encoder on principal components its components, from at most a thousand rows."""

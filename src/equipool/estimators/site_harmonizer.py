@@ -105,10 +105,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
         the trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite:
         none) and the share of the ``coupling`` (0: none).
-    harmonized_
-        Which features are harmonized.
-    point_masses_
-        The value of each feature that many rows share and that stays as it is, NaN where there is none.
+    harmonized_, point_masses_
+        Which features are harmonized; the value of each feature that many rows share and that stays as it is,
+        NaN where there is none.
     model_
         The fitted :class:`~equipool.sites.table_model.SiteModel`, in standardised features.
 
@@ -152,10 +151,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         y
             A target in which sites may differ, adjusted for when site effects are estimated; never needed by
             ``transform``.
-        site
-            The site of each row; without it, a warning: there is one site, and nothing to remove.
-        covariates
-            Covariates whose effects are kept: numbers such as age, and categories such as sex.
+        site, covariates
+            The site of each row; without it, a warning: there is one site, and nothing to remove. Covariates
+            whose effects are kept: numbers such as age, and categories such as sex.
         subject
             The participant of each row, where some were measured several times: rows of one participant count
             as one and are never split over folds.
@@ -169,7 +167,12 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         encoding = encode(frame)
         features = X.loc[rows] if hasattr(X, "columns") else x
         inputs = inputs_of(features, rows, site=site, covariates=encoding.apart(frame), y=y)
-        self._require_settings()
+        self._require_choices(missing=("error", "impute"))
+        if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
+            raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
+        for name in ("bending", "network"):
+            if not isinstance(getattr(self, name), bool | np.bool_ | None):
+                raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
         nothing = "there is nothing to harmonize"
         check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
@@ -186,15 +189,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         self.covariate_readers_ = self._regressions(z, design)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
         return self
-
-    def _require_settings(self) -> None:
-        """Refuse settings that mean nothing."""
-        self._require_choices(missing=("error", "impute"))
-        if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
-            raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
-        for name in ("bending", "network"):
-            if not isinstance(getattr(self, name), bool | np.bool_ | None):
-                raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -269,7 +263,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         c = self._covariates(covariates, z, index)
         predicted, unchanged = self.model_.trend(c), x == self.point_masses_
         if labels is None or index is None:
-            harmonized = self._averaged_over_sites(z, c, predicted)
+            posterior, harmonized = self._posterior(z, c), np.zeros_like(z)
+            for s in range(len(self.sites_)):
+                undone = self.model_.undo(z, self.model_.at(c, s, predicted))
+                harmonized += posterior[:, [s]] * self._at_reference(undone, c, predicted)
         else:
             measured = np.where(holes, np.nan, z)
             model, index = self._with_new_sites(
@@ -296,7 +293,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     @property
     def site_effects_(self) -> pd.DataFrame:
         """One row for each site and feature: what the site does to it."""
-        check_is_fitted(self, "model_")
         model, features = self.model_, self.get_feature_names_out()[self.harmonized_]
         units = self.feature_scale_[self.harmonized_]
         shift, error, scale = model.effects
@@ -309,7 +305,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     @property
     def support_(self) -> pd.DataFrame:
         """One row for each covariate and site: how far beyond the other sites it reaches."""
-        check_is_fitted(self, "model_")
         rows = [(site, name) for name in self.encoding_.names for site in self.sites_]
         who = pd.DataFrame(rows, columns=["site", "covariate"])
         return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
@@ -408,14 +403,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         reference = self._reference
         return values if reference < 0 else self.model_.redo(values, self.model_.at(c, reference, predicted))
 
-    def _averaged_over_sites(self, z: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
-        """Return rows harmonized for every site, weighted by the sites' posterior probabilities."""
-        posterior, result = self._posterior(z, c), np.zeros_like(z)
-        for s in range(len(self.sites_)):
-            values = self.model_.undo(z, self.model_.at(c, s, predicted))
-            result += posterior[:, [s]] * self._at_reference(values, c, predicted)
-        return result
-
     def _posterior(self, z: FloatArray, c: FloatArray) -> Any:
         score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
         return softmax(score, axis=1)
@@ -423,9 +410,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
 def _like(X: Any, values: FloatArray) -> Any:
     """Return a frame for a frame, an array for anything else."""
-    if isinstance(X, pd.DataFrame):
-        return pd.DataFrame(values, index=X.index, columns=X.columns)
-    return values
+    return pd.DataFrame(values, X.index, X.columns) if isinstance(X, pd.DataFrame) else values
 
 
 def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:
