@@ -93,11 +93,8 @@ def worker(arguments: argparse.Namespace) -> None:
         if arguments.nudged:
             X = nudged(X)
         make = getattr(models, kind)
-        shared = {"random_state": 0, "steps": arguments.steps, "stop_early": False} | (
-            {"batch_size": 64} if data != "volumes" else {}
-        )
-        if kind != "EquivariantPooler":
-            shared.pop("stop_early")
+        shared = {"random_state": 0, "steps": arguments.steps}
+        shared |= {"batch_size": 64} if data != "volumes" else {}
         if settings == "paper":
             estimator = make.from_preset("paper", **shared)
         else:
@@ -121,7 +118,7 @@ def nudged(X):
     """Return features changed in the last bit of float32; of volumes, by way of what is read."""
     import torch
 
-    from equipool.estimators.training_data import ScaledVolumes
+    from equipool.estimators.pooling_estimator import ScaledVolumes
 
     if not isinstance(X, list):
         return X * (1 + 2.0**-24 * np.random.default_rng(0).choice([-1, 1], X.shape))
@@ -134,8 +131,7 @@ def train_in_double() -> None:
     """Let everything train in float64, where rounding is a billion times smaller."""
     import torch
 
-    from equipool.estimators.pooling_estimator import PoolingEstimator
-    from equipool.estimators.training_data import ScaledVolumes, TrainingData
+    from equipool.estimators.pooling_estimator import PoolingEstimator, ScaledVolumes, TrainingData
     from equipool.nn.networks import SingleModule, VolumeDecoder, VolumeEncoder
 
     torch.set_default_dtype(torch.float64)

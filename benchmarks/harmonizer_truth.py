@@ -79,7 +79,8 @@ def one(overlap: float, seed: int, kind: str, methods: list[str]) -> list[dict[s
             warnings.simplefilter("ignore")
             given = {"site": pool.site_labels, "covariates": pool.C}
             x = clean if method == "clean" else features
-            found = np.asarray(make_harmonizer(method).fit(x, **given).transform(x, **given))
+            tool = make_harmonizer(method)
+            found = x if tool is None else np.asarray(tool.fit(x, **given).transform(x, **given))
         judged = [(found[people[j], j], age[people[j]]) for j in columns]
         error = np.mean([abs(slope(*judged[j]) - true[j]) for j in columns]) / np.mean(np.abs(true))
         rows.append(

@@ -86,7 +86,6 @@ def test_several_covariates_and_given_frequencies(pool):
     [
         ({"generator": "spred"}, "generator must be 'spread', 'all-ones'"),
         ({"tau": "both"}, "tau must be"),
-        ({"class_weight": "heavy"}, "class_weight must be"),
         ({"n_latent": 1}, "need n >= 2"),
         ({"front": "site"}, r"front must be SiteHarmonizer\(\) for tables.* Got 'site'"),
         ({"front": ep.estimators.ImageHarmonizer()}, r"front must be SiteHarmonizer\(\) for tables"),

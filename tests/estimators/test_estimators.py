@@ -165,8 +165,3 @@ def test_codes_may_come_as_a_data_frame(pool):
 def test_a_network_without_units_is_refused(name, pool):
     with pytest.raises(InputError, match=f"{name} must be at least 1. Got 0"):
         NaivePooler(**{name: 0}).fit(pool.X, pool.y, site=pool.site_labels)
-
-
-def test_a_share_outside_0_to_1_is_refused(pool):
-    with pytest.raises(InputError, match="validation_fraction must lie between"):
-        NaivePooler(validation_fraction=0).fit(pool.X, pool.y, site=pool.site_labels)

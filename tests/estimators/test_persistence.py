@@ -284,7 +284,6 @@ class Learned:
     moved_: NDArray[np.bool_] = field(metadata={"dimensions": ("inputs",), "counts": "features"})
     encoding_: Encoding
     model_: Model
-    effects_: pd.DataFrame = field(metadata={"columns": {"site": str, "shift": float, "tested": bool}})
 
 
 class Harmonizer(BaseEstimator):
@@ -321,7 +320,6 @@ def harmonizer(monkeypatch):
         gain=True,
         kind="b",
     )
-    one.effects_ = pd.DataFrame({"site": ["GE", "Siemens"], "shift": [0.1, -0.1], "tested": [True, False]})
     return one
 
 
@@ -332,7 +330,6 @@ def test_every_kind_of_value_comes_back(harmonizer, tmp_path):
     assert again.sites_.tolist() == ["GE", "Siemens"]
     np.testing.assert_array_equal(again.moved_, harmonizer.moved_)
     assert again.encoding_ == harmonizer.encoding_
-    pd.testing.assert_frame_equal(again.effects_, harmonizer.effects_)
     before, after = harmonizer.model_, again.model_
     assert [type(effect) for effect in after.effects] == [Shift, Curve]
     for first, second in zip(before.effects, after.effects, strict=True):
@@ -394,10 +391,6 @@ def test_arrays_of_effects_are_checked(harmonizer, tmp_path, path, change):
         (("model_", "gain"), None),
         (("model_", "kind"), "c"),
         (("model_", "kind"), ["a"]),
-        (("effects_", "shift"), [0.1]),
-        (("effects_", "shift"), [0.1, "0"]),
-        (("effects_", "tested"), ...),
-        (("effects_", "more"), [1, 2]),
     ],
 )
 def test_facts_of_effects_are_checked(harmonizer, tmp_path, path, value):

@@ -15,7 +15,7 @@ from equipool.estimators import (
     RandMatchPooler,
     SubsamplingPooler,
 )
-from equipool.estimators.front import without_site
+from equipool.estimators.pooling_estimator import without_site
 from equipool.exceptions import InputError
 
 ALL = [EquivariantPooler, NaivePooler, MMDPooler, CAIPooler, SubsamplingPooler, RandMatchPooler]
@@ -90,7 +90,7 @@ def test_fitting_on_paths_is_fitting_on_their_volumes(people):
 def test_lazy_reading_changes_no_bit(kind, volumes, people, monkeypatch):
     settings = {"encoder": "components", "steps": 4}
     in_memory = fitted(kind, volumes, people, **settings).transform(volumes)
-    monkeypatch.setattr("equipool.estimators.training_data.IN_MEMORY", 0)
+    monkeypatch.setattr("equipool.estimators.pooling_estimator.IN_MEMORY", 0)
     assert (fitted(kind, volumes, people, **settings).transform(volumes) == in_memory).all()
 
 

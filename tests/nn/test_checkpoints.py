@@ -18,7 +18,7 @@ from equipool.nn import training
 
 SETTINGS = {"steps": 24, "batch_size": 64, "n_latent": 8, "hidden": 16}
 KINDS = {
-    "ours": (EquivariantPooler, {"stop_early": True, "patience": 3}),
+    "ours": (EquivariantPooler, {"patience": 3}),
     "frozen": (EquivariantPooler, {"finetune": False, "adversary": 0.0}),
     "naive": (NaivePooler, {"patience": 2}),
     "cai": (CAIPooler, {}),

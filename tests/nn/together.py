@@ -12,7 +12,7 @@ import equipool as ep
 from equipool import distributed
 from equipool import estimators as models
 from equipool.data.volumes import Volumes
-from equipool.estimators.training_data import voxel_scales
+from equipool.estimators.pooling_estimator import voxel_scales
 from equipool.groups import CovariateAction
 from equipool.nn import (
     correlation_loss,
@@ -28,7 +28,7 @@ from equipool.sites.design import Design
 from equipool.sites.volume_model import fit_volume_model
 
 ESTIMATORS = {
-    "ours": models.EquivariantPooler(steps=16, batch_size=64, stop_early=True),  # of each stage
+    "ours": models.EquivariantPooler(steps=16, batch_size=64),  # of each stage
     "transported": models.EquivariantPooler(steps=4, batch_size=50, match="transported"),
     "cai": models.CAIPooler(steps=40, batch_size=64),
     "ss": models.SubsamplingPooler(steps=12, batch_size=64),

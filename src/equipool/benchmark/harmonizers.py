@@ -33,7 +33,7 @@ from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
 from equipool.data.tables import read_table
-from equipool.estimators.peers import PEERS, ComBatPeer, Raw
+from equipool.estimators.peers import PEERS, ComBatPeer
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import write_whole
@@ -156,9 +156,9 @@ def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
 
 
 def make_harmonizer(method: str) -> Any:
-    """Return an unfitted harmonizer by its name in the table."""
+    """Return an unfitted harmonizer by its name in the table; none for features as they are."""
     if method in ("raw", "clean"):
-        return Raw()
+        return None
     if method in ("ours", "ours-y"):
         return SiteHarmonizer(random_state=0)
     if method in PEERS:
@@ -233,13 +233,15 @@ def _harmonized(
 ) -> FloatArray:
     """Fit on training rows, given their target or not, and return all rows; test targets are never given."""
     x, site, c, train = pool.features, pool.site_labels, pool.C, fold.train
+    after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
+    if harmonizer is None:
+        return after
     given = {"y": np.asarray(pool.y)[train]} if given_target else {}
     if subject is not None and "subject" in signature(harmonizer.fit).parameters:
         given["subject"] = subject[train]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peers' warnings of small sites
         harmonizer.fit(x[train], **given, site=site[train], covariates=c[train])
-        after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
         rows = np.isin(site, site[train])
         after[rows] = harmonizer.transform(x[rows], site=site[rows], covariates=c[rows])
     return after

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
-from equipool.estimators.training_data import TrainingData, dense
-from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss, reconstruction_loss
+from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator, TrainingData, dense
+from equipool.nn import grouped_mmd, match_loss, mlp, mmd, prediction_loss
 from equipool.nn.networks import Adversary
 from equipool.nn.training import Trained
 from equipool.randomness import seeded
@@ -35,17 +35,15 @@ class Autoencoder(nn.Module):
         self.encoder, self.decoder = encoder, decoder
         self.predictor = mlp(n_latent, n_outputs, hidden=hidden) if n_outputs else None
 
-    def code(self, x: Tensor) -> Tensor:
+    def code(self, x: Tensor) -> Any:
         """Return the code."""
-        code: Tensor = self.encoder(x)
-        return code
+        return self.encoder(x)
 
     tau = code
 
-    def rebuilt(self, x: Tensor) -> Tensor:
+    def rebuilt(self, x: Tensor) -> Any:
         """Return D(code)."""
-        features: Tensor = self.decoder(self.code(x))
-        return features
+        return self.decoder(self.code(x))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -60,8 +58,8 @@ class NaivePooler(PoolingEstimator):
         Factor of the method's term for the site; Naive has none.
     front
         As for :class:`EquivariantPooler`, but ``None`` by default.
-    n_latent, encoder, decoder, hidden, task, class_weight, steps, batch_size, learning_rate, weight_decay, \
-    patience, validation_fraction, checkpoint, verbose, random_state
+    n_latent, encoder, decoder, hidden, task, steps, batch_size, learning_rate, weight_decay, \
+    patience, checkpoint, verbose, random_state
         As for :class:`EquivariantPooler`; ``n_latent`` is the dimension of the code.
 
     Attributes
@@ -71,22 +69,19 @@ class NaivePooler(PoolingEstimator):
     """
 
     prediction: float = 1.0
-    reconstruction: float = 0.02
     invariance: float = 1.0
 
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
-        several = whole.n_sites > 1
+        several = len(self.sites_) > 1
         with seeded(self._seed, type(self).__name__) as generator:
             network = self._build(whole.x.shape[1], whole.c.shape[1], self._n_outputs())
             self.dropped_ = 0.0
             site_term, beside = self._site_term(whole)
-            stops_early = site_term is None
-            data = data if stops_early else whole
+            data = data if site_term is None else whole
             self._start_components(network, data)
             network.to(distributed.device())
 
-            def step(rows: Tensor, _: int) -> dict[str, Tensor]:
-                batch = data.rows(rows).ready()
+            def step(batch: TrainingData, rows: Tensor, _: int) -> dict[str, Tensor]:
                 terms, code = self._common_terms(network, batch)
                 if site_term is not None and several:
                     terms["invariance"] = self.invariance * site_term(code, batch, rows)
@@ -96,15 +91,9 @@ class NaivePooler(PoolingEstimator):
                 some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
                 return self._mean_loss(lambda part: self._common_terms(network, part)[0], some)
 
-            self.history_ = self._train(
-                "training",
-                network,
-                step,
-                data,
-                generator,
-                validate=validate if stops_early and len(held.x) > 1 else None,
-                beside=beside if several else [],
-            )
+            more: dict[str, Any] = {"beside": beside if several else []}
+            more["validate"] = validate if site_term is None and len(held.x) > 1 else None
+            self.history_ = self._train("training", network, step, data, generator, **more)
         return network.cpu()
 
     def _site_term(self, data: TrainingData) -> tuple[SiteTerm | None, list[Trained]]:
@@ -118,12 +107,10 @@ class NaivePooler(PoolingEstimator):
         """Return the terms that all methods have, and the codes of the whole batch."""
         x = dense(batch.x)
         part = network.code(x)
-        rebuilt = distributed.average(reconstruction_loss(x, network.decoder(part)), len(x))
-        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        terms = {"reconstruction": self._reconstruction(x, network.decoder(part))}
         code = distributed.gather(part)
         if batch.y is not None and network.predictor is not None:
-            missed = prediction_loss(network.predictor(code), batch.y, class_weights=self._class_weights)
-            terms["prediction"] = self.prediction * missed
+            terms["prediction"] = self.prediction * prediction_loss(network.predictor(code), batch.y)
         return terms, code
 
 
@@ -144,9 +131,9 @@ class CAIPooler(NaivePooler):
     """
 
     def _site_term(self, data: TrainingData) -> tuple[SiteTerm, list[Trained]]:
-        adversary = Adversary(self.n_latent, data.site, data.n_sites)
-        trained: list[Trained] = [(adversary.network, adversary.optimiser)]
-        return lambda code, batch, rows: adversary.play(code, batch.site), trained
+        adversary = Adversary(self.n_latent, data.site, len(self.sites_))
+        beside: list[Trained] = [(adversary.network, adversary.optimiser)]
+        return lambda code, batch, rows: adversary.play(code, batch.site), beside
 
 
 class SubsamplingPooler(NaivePooler):
@@ -185,12 +172,9 @@ class RandMatchPooler(NaivePooler):
 
 def covariate_groups(c: Tensor) -> Tensor:
     """Cut each covariate's range into equal parts and number the cells that rows fall into."""
-    group = torch.zeros(len(c), dtype=torch.int64)
-    for column in c.T:
-        low, high = column.min(), column.max()
-        share = (column - low) / (high - low).clamp_min(1e-12)
-        group = group * N_GROUPS + (share * N_GROUPS).long().clamp(0, N_GROUPS - 1)
-    return group
+    low, high = c.min(dim=0).values, c.max(dim=0).values
+    cells = ((c - low) / (high - low).clamp_min(1e-12) * N_GROUPS).long().clamp(0, N_GROUPS - 1)
+    return cells @ N_GROUPS ** torch.arange(c.shape[1] - 1, -1, -1)
 
 
 def share_without_counterpart(group: Tensor, site: Tensor) -> float:

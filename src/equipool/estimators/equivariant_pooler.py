@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from equipool import distributed
-from equipool.checks.inputs import parse_covariates
 from equipool.data.volumes import Volumes
-from equipool.estimators.front import Front, with_site
-from equipool.estimators.pooling_estimator import VALIDATION_ROWS, PoolingEstimator
-from equipool.estimators.stages import StageOne, StageTwo, TwoStages
-from equipool.estimators.training_data import Rows, TrainingData, dense, parts, through
+from equipool.estimators.harmonizer import given_covariates
+from equipool.estimators.pooling_estimator import (
+    Front,
+    PoolingEstimator,
+    Rows,
+    TrainingData,
+    dense,
+    parts,
+    through,
+    with_site,
+)
 from equipool.exceptions import InputError
 from equipool.groups import CovariateAction, FrameTau, LearnedTau
 from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
@@ -27,25 +35,111 @@ from equipool.randomness import row_noise, seed_for, seeded
 FloatArray = NDArray[np.float64]
 Losses = dict[str, Tensor]
 
+START_LENGTH = 3.0  # of the designated plane, beside coordinates of about 0.5
+FLOOR = 0.25  # least length of the designated planes, see FrameTau.to_sphere
+
 # The settings of the paper's text, where they differ from our defaults.
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "tau": "learned",
-        "generator": "all-ones",
-        "match": "phi",
-        "power": None,
-        "prediction": 1.0,
-        "latent_reconstruction": 0.1,
-        "mmd": 0.1,
-        "adversary": 0.0,
-        "turning_planes": None,
-        "independence": 0.0,
-        "bounded": False,
-        "finetune": False,
-        "front": None,
-    },
-}
+PAPER: dict[str, Any] = {"tau": "learned", "generator": "all-ones", "match": "phi", "turning_planes": None}
+PAPER |= {"power": None, "front": None, "bounded": False, "finetune": False, "adversary": 0.0}
+PAPER |= {"prediction": 1.0, "latent_reconstruction": 0.1, "mmd": 0.1, "independence": 0.0}
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "paper": PAPER}
+
+
+class StageOne(nn.Module):
+    """An autoencoder on the sphere, and τ, which predicts the covariates from a latent."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, tau: FrameTau) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.tau = tau
+
+    def latent(self, x: Tensor) -> Tensor:
+        """Return ℓ = E(x), a point of the sphere."""
+        return self.tau.to_sphere(self.encoder(x), floor=FLOOR)
+
+    @torch.no_grad()
+    def calibrate(self, x: Rows, c: Tensor) -> None:
+        """Set the zero of ĉ, with latents in training precision."""
+        if c.shape[1]:
+            self.tau.calibrate(torch.cat([self.latent(part) for part in parts(x)]), c)
+
+    @torch.no_grad()
+    def start_at_ridge(self, x: Rows, c: Tensor) -> None:
+        """Let a linear encoder on components start where a ridge regression predicts the covariates' phases.
+
+        With few participants, gradient descent on equation (4) overfits before it gets there.
+        """
+        if self.tau.action.basis is not None:
+            return
+        encoder: Any = self.encoder
+        components, linear = encoder
+        planes = list(self.tau.planes)
+        phase = (c.double() @ self.tau.action.frequencies[planes].double().mT).numpy()
+        wanted = np.stack([np.cos(phase), np.sin(phase)], axis=-1).reshape(len(phase), -1)
+        scores = torch.cat([components(part) for part in parts(x)]).double().numpy()
+        ridge = RidgeCV(np.logspace(-2, 5, 15)).fit(scores, START_LENGTH * wanted)
+        columns = [2 * plane + k for plane in planes for k in (0, 1)]
+        linear.weight[columns] = torch.as_tensor(ridge.coef_, dtype=linear.weight.dtype)
+        linear.bias[columns] = torch.as_tensor(ridge.intercept_, dtype=linear.bias.dtype)
+
+
+class StageTwo(nn.Module):
+    """A code that is equivariant by construction, Ψ back to the latents, and h from the code to the target.
+
+    ``out`` is the covariates' action on the codes. With ``power``, codes pass a channel: each has this length
+    before noise of unit variance is added to each of its numbers.
+    """
+
+    def __init__(
+        self, out: CovariateAction, n_latent: int, n_outputs: int, *, hidden: int, power: float | None
+    ) -> None:
+        super().__init__()
+        self.out = out
+        self.b = mlp(n_latent, out.n, hidden=hidden)
+        self.psi = mlp(out.n, n_latent, hidden=hidden)
+        self.predictor = mlp(out.n, n_outputs, hidden=hidden) if n_outputs else None
+        self.power = power
+
+    def reference_code(self, latent: Tensor) -> Tensor:
+        """Return b(τ(ℓ)⁻¹ℓ), the code at the reference covariates."""
+        code = self.b(latent)
+        return code if self.power is None else self.power * nn.functional.normalize(code, dim=-1)
+
+    def phi(self, latent: Tensor, c: Tensor) -> Tensor:
+        """Return Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) for latents at the reference; it has the length of b."""
+        return self.out(c).apply(self.reference_code(latent))
+
+    def through_channel(self, code: Tensor) -> Tensor:
+        """Add the channel's noise, drawn anew at each call: for training."""
+        if self.power is None:
+            return code
+        # Drawn on the CPU, from the generator that was seeded: the same in every process.
+        return code + torch.randn(code.shape, dtype=code.dtype).to(code.device)
+
+
+class TwoStages(nn.Module):
+    """Both stages after training: from scaled features to the code."""
+
+    def __init__(self, one: StageOne, two: StageTwo) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+
+    def code(self, x: Tensor) -> Tensor:
+        """Return Φ(E(x))."""
+        return self.two.phi(*self.one.tau.at_reference(self.one.latent(x)))
+
+    def tau(self, x: Tensor) -> Tensor:
+        """Return τ(E(x)) as a vector."""
+        return self.one.tau.vector(self.one.latent(x))
+
+    def rebuilt(self, x: Tensor) -> Any:
+        """Return D(Ψ(Φ(E(x))))."""
+        return self.one.decoder(self.two.psi(self.code(x)))
+
+    @property
+    def predictor(self) -> nn.Module | None:
+        """The module h, from Φ to the target."""
+        return self.two.predictor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -58,20 +152,17 @@ class EquivariantPooler(PoolingEstimator):
 
     Parameters
     ----------
-    n_latent
-        Dimension of the sphere and of the code.
+    n_latent, hidden
+        Dimension of the sphere and of the code, and the width of the hidden layers.
     encoder
         ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
         decoder overfit less where participants are few. Or your torch module, from (rows, features), or for
         volumes from (rows, 1, x, y, z), to (rows, n_latent).
     decoder
         Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
-    hidden
-        Width of the hidden layers.
     front
-        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
-        each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
-        ``True``: the default harmonizer for both; ``None``: none.
+        A harmonizer, not fitted, that infers the site and removes it from the encoder's input. ``"auto"``:
+        ``ImageHarmonizer()`` for volumes, none for tables; ``True``: one for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
     generator
@@ -90,33 +181,24 @@ class EquivariantPooler(PoolingEstimator):
     prediction, latent_reconstruction, mmd, adversary
         Factors of stage two; ``adversary`` weights a network that predicts the site.
     bounded
-        Train classes with 1 − p(y) after a short while of cross-entropy, so that the code need not carry
-        degrees of certainty; see :func:`equipool.nn.prediction_loss`.
+        Train classes with 1 − p(y) after a while of cross-entropy; see :func:`equipool.nn.prediction_loss`.
     finetune
         Let stage two go on training the encoder, with the losses of stage one kept.
     task
         ``"class"`` or ``"number"`` for the target; ``None``: guessed.
-    class_weight
-        ``"balanced"``: each class counts the same in training, whatever its size.
-    stop_early
-        Stop stage two on held-out rows too. Off, since a minimax game has no loss to stop at.
-    steps, batch_size, learning_rate, weight_decay, patience, validation_fraction
+    steps, batch_size, learning_rate, weight_decay, patience
         Of each stage; ``batch_size=None`` is a fortieth of the rows, from 32 to 512. Stage one stops early
-        on held-out rows.
+        on held-out rows; stage two does not, since a minimax game has no loss to stop at.
     checkpoint
         A folder in which the state of training is kept about twice a minute: the same call resumes from it
         after a kill, and ends with the bits of a run that was not killed. Another call is refused.
-    verbose
-        Show on the terminal how far training is.
-    random_state
-        The same number gives the same bits; ``None`` is 0.
+    verbose, random_state
+        Show on the terminal how far training is. The same number gives the same bits; ``None`` is 0.
 
     Attributes
     ----------
-    sites_, classes_, covariates_
-        The sites, the classes of the target and the covariates in the data of the fit.
-    front_
-        The fitted harmonizer, or ``None``.
+    sites_, classes_, covariates_, front_
+        The sites, the classes of the target and the covariates of the fit; the fitted harmonizer or ``None``.
     history_
         Losses of both stages, epoch by epoch.
     """
@@ -128,7 +210,6 @@ class EquivariantPooler(PoolingEstimator):
     turning_planes: int | None = 1
     power: float | None = 6.0
     equivariance: float = 1.0
-    reconstruction: float = 0.02
     independence: float = 1.0
     prediction: float = 3.0
     latent_reconstruction: float = 0.01
@@ -136,7 +217,6 @@ class EquivariantPooler(PoolingEstimator):
     adversary: float = 0.5
     bounded: bool = True
     finetune: bool = True
-    stop_early: bool = False
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> EquivariantPooler:
@@ -145,12 +225,10 @@ class EquivariantPooler(PoolingEstimator):
             raise InputError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")
         return cls(**{**PRESETS[name], **changes})
 
-    # -- training ------------------------------------------------------------------------------------------
-
     def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
         self.history_: dict[str, Any] = {}
         one = self._fit_stage_one(data, held)
-        return TwoStages(one, self._fit_stage_two(one, data if self.stop_early else whole, held))
+        return TwoStages(one, self._fit_stage_two(one, whole))
 
     def _actions(self, n_covariates: int) -> tuple[CovariateAction, CovariateAction]:
         """Return the action on latents and codes, and the one in which all planes turn, for τ as a vector."""
@@ -190,17 +268,11 @@ class EquivariantPooler(PoolingEstimator):
                 one.start_at_ridge(data.x, data.c)
             one.to(distributed.device())
 
-            def validate() -> float:
-                return self._mean_loss(lambda part: self._stage_one_losses(one, part), held)
+            def step(batch: TrainingData, *_: Any) -> Losses:
+                return self._stage_one_losses(one, batch)
 
-            self.history_["stage one"] = self._train(
-                "stage one",
-                one,
-                lambda rows, _: self._stage_one_losses(one, data.rows(rows).ready()),
-                data,
-                generator,
-                validate=validate if len(held.x) > 1 else None,
-            )
+            more = {"validate": partial(self._mean_loss, step, held) if len(held.x) > 1 else None}
+            self.history_["stage one"] = self._train("stage one", one, step, data, generator, **more)
             one.cpu().calibrate(data.x, data.c)
         return one
 
@@ -212,8 +284,7 @@ class EquivariantPooler(PoolingEstimator):
         """
         x, c = dense(data.x), data.c
         part = one.latent(x)
-        rebuilt = distributed.average(reconstruction_loss(x, one.decoder(part)), len(x))
-        terms = {"reconstruction": self._voxel_share * self.reconstruction * rebuilt}
+        terms = {"reconstruction": self._reconstruction(x, one.decoder(part))}
         if c.shape[1]:
             latent = distributed.gather(part)
             turned = equivariance_loss(one.tau.vector(latent), c, one.tau.orbit).to(x.dtype)
@@ -223,46 +294,31 @@ class EquivariantPooler(PoolingEstimator):
                 terms["independence"] = self.independence * explained
         return terms
 
-    def _fit_stage_two(self, one: StageOne, data: TrainingData, held: TrainingData) -> StageTwo:
+    def _fit_stage_two(self, one: StageOne, data: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
-            two, n_sites = self._build_stage_two(one, self._n_outputs()), data.n_sites
-            opposed = self.adversary and n_sites > 1
-            adversary = Adversary(self.n_latent, data.site, n_sites) if opposed else None
+            two = self._build_stage_two(one, self._n_outputs())
+            opposed = self.adversary and len(self.sites_) > 1
+            adversary = Adversary(self.n_latent, data.site, len(self.sites_)) if opposed else None
             both = nn.ModuleList([one, two]).to(distributed.device())
             warm_up = max(self._schedule(len(data.x))[1] // 5, 1)
 
-            def losses(batch: TrainingData, bounded: bool) -> tuple[Losses, Tensor]:
-                return self._stage_two_losses(one, two, batch, bounded=bounded, compared=n_sites > 1)
-
-            def step(rows: Tensor, epoch: int) -> Losses:
-                batch = data.rows(rows).ready()
-                terms, code = losses(batch, self.bounded and epoch >= warm_up)
+            def step(batch: TrainingData, _: Tensor, epoch: int) -> Losses:
+                bounded = self.bounded and epoch >= warm_up
+                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded)
                 if adversary is not None:
                     terms["adversary"] = self.adversary * adversary.play(code, batch.site)
                 return terms
 
-            @torch.no_grad()
-            def validate() -> float:
-                with seeded(self._seed, "validation noise"):
-                    some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS))).ready()
-                    return sum(term.item() for term in losses(some, self.bounded)[0].values())
-
-            self.history_["stage two"] = self._train(
-                "stage two",
-                both if self.finetune else two,
-                step,
-                data,
-                generator,
-                validate=validate if self.stop_early and len(held.x) > 1 else None,
-                beside=[] if adversary is None else [(adversary.network, adversary.optimiser)],
-            )
+            trained = both if self.finetune else two
+            more = {"beside": [] if adversary is None else [(adversary.network, adversary.optimiser)]}
+            self.history_["stage two"] = self._train("stage two", trained, step, data, generator, **more)
             both.cpu()
             if self.finetune:
                 one.calibrate(data.x, data.c)
         return two
 
     def _stage_two_losses(
-        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool, compared: bool
+        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool
     ) -> tuple[Losses, Tensor]:
         """Return the terms of L_stage2 + MMD, with those of stage one if it is fine-tuned, and the codes."""
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
@@ -273,10 +329,9 @@ class EquivariantPooler(PoolingEstimator):
         rebuilt = reconstruction_loss(latent.detach(), two.psi(code))
         terms = {"latent reconstruction": self.latent_reconstruction * rebuilt}
         if data.y is not None and two.predictor is not None:
-            weights = self._class_weights
-            missed = prediction_loss(two.predictor(code), data.y, bounded=bounded, class_weights=weights)
+            missed = prediction_loss(two.predictor(code), data.y, bounded=bounded)
             terms["prediction"] = self.prediction * missed
-        if compared and self.mmd:
+        if self.mmd and len(self.sites_) > 1:
             matched = two.through_channel(reference) if self.match == "transported" else code
             terms["mmd"] = self.mmd * mmd(matched, data.site)
         return terms | (self._stage_one_losses(one, data) if self.finetune else {}), code
@@ -288,16 +343,13 @@ class EquivariantPooler(PoolingEstimator):
         noise = [row_noise(part.float().numpy(), code.shape[1], seed) for part in parts(x)]
         return code + torch.from_numpy(np.concatenate(noise)).to(code.dtype)
 
-    # -- after training ------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
         """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
-        check_is_fitted(self, "network_")
-        latent = through(self.network_.one.latent, self._scaled(self._features(X)))
+        x = self._scaled(self._features(X))
+        latent = through(self.network_.one.latent, x)
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
-        columns = [covariate.unscaled(predicted[:, k]) for k, covariate in enumerate(self.covariates_)]
-        return np.column_stack(columns) if columns else np.empty((len(predicted), 0))
+        return predicted * [one.scale for one in self.covariates_] + [one.centre for one in self.covariates_]
 
     @torch.no_grad()
     def transport(self, X: Any, to: Any, *, covariates: Any = None) -> Any:
@@ -314,17 +366,19 @@ class EquivariantPooler(PoolingEstimator):
         """
         check_is_fitted(self, "network_")
         if not self.covariates_:
-            raise InputError(
-                "This estimator was fitted without covariates, so there is nothing to move along."
-            )
+            raise InputError("This estimator was fitted without covariates; there is nothing to move along.")
         features, one = self._features(X), self.network_.one
         latent = through(one.latent, self._scaled(features))
         rows, width = len(features), len(self.covariates_)
         wanted = np.asarray(to, dtype=object)
         if wanted.ndim < 2 and wanted.size == width:
             wanted = np.broadcast_to(wanted.reshape(1, -1), (rows, width))
-        goal = self._given_covariates(to if hasattr(to, "columns") else wanted, rows)
-        source = one.tau.covariate(latent) if covariates is None else self._given_covariates(covariates, rows)
+
+        def given(values: Any) -> Tensor:
+            return torch.from_numpy(given_covariates(values, self.covariates_, rows).astype(np.float32))
+
+        goal = given(to if hasattr(to, "columns") else wanted)
+        source = one.tau.covariate(latent) if covariates is None else given(covariates)
         moved = one.tau.action.transport(latent, source, goal)
         change: FloatArray = (one.decoder(moved) - one.decoder(latent)).numpy()
         change = change * np.where(self.feature_varies_, self.feature_scale_, 0.0)
@@ -334,13 +388,3 @@ class EquivariantPooler(PoolingEstimator):
         unchanged = with_site(self.front_, np.zeros_like(change), volumes)
         change = with_site(self.front_, change, volumes) - unchanged
         return features.with_values(np.where(volumes == 0, 0.0, volumes + change))
-
-    def _given_covariates(self, covariates: Any, rows: int) -> Tensor:
-        names = [covariate.name for covariate in self.covariates_]
-        levels = [covariate.levels for covariate in self.covariates_]
-        values = parse_covariates(covariates, names, levels)
-        if len(values) != rows:
-            raise InputError(
-                f"covariates must have one row for each of the {rows} rows of X. Got {len(values)}."
-            )
-        return self._scaled_covariates(values)

@@ -15,27 +15,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from equipool.exceptions import InputError, MissingExtraError
 
 # Names in our tables and in combatlearn.
-PEERS = {
-    "combat-nocov": "johnson",
-    "combat": "fortin",
-    "combat-gam": "gam",
-    "covbat": "chen",
-    "covbat-gam": "covbat_gam",
-}
+PEERS = {"combat-nocov": "johnson", "combat": "fortin", "combat-gam": "gam"}
+PEERS |= {"covbat": "chen", "covbat-gam": "covbat_gam"}
 LINEAR = {"combat-gam": "combat", "covbat-gam": "covbat"}
 SPLINE_VALUES = 10  # distinct values of a covariate that combatlearn requires for a spline
-
-
-class Raw(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """The features as measured."""
-
-    def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> Raw:
-        """Learn nothing."""
-        return self
-
-    def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> NDArray[np.float64]:
-        """Return X."""
-        return np.asarray(X, dtype=np.float64)
 
 
 class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -49,13 +32,17 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         try:
             from combatlearn import ComBat
         except ImportError:
-            raise MissingExtraError(
-                "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
-            ) from None
+            needed = "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
+            raise MissingExtraError(needed) from None
         if self.method not in PEERS:
             raise InputError(f"There is no peer {self.method!r}; there are {', '.join(PEERS)}.")
-        metadata = self._metadata(site, covariates)
-        self.combat_ = ComBat(**metadata, **_variant(self.method, metadata.get("continuous_covariates")))
+        metadata, method = self._metadata(site, covariates), self.method
+        settings: dict[str, Any] = {}
+        if method in LINEAR:  # splines only where a covariate has enough values
+            numbers = metadata.get("continuous_covariates", pd.DataFrame())
+            smooth = [name for name in numbers if numbers[name].nunique() >= SPLINE_VALUES]
+            method, settings = (method, {"smooth_terms": smooth}) if smooth else (LINEAR[method], {})
+        self.combat_ = ComBat(**metadata, method=PEERS[method], **settings)
         try:
             self.combat_.fit(pd.DataFrame(np.asarray(X, dtype=np.float64)))
         except (ValueError, np.linalg.LinAlgError) as error:
@@ -76,13 +63,3 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             values = np.asarray(covariates, dtype=np.float64).reshape(len(metadata["batch"]), -1)
             metadata["continuous_covariates"] = pd.DataFrame(values).add_prefix("c")
         return metadata
-
-
-def _variant(method: str, covariates: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the settings of a peer; splines only where a covariate has enough values."""
-    if method not in LINEAR or covariates is None:
-        return {"method": PEERS[method]}
-    smooth = [name for name in covariates if covariates[name].nunique() >= SPLINE_VALUES]
-    if not smooth:
-        return {"method": PEERS[LINEAR[method]]}
-    return {"method": PEERS[method], "smooth_terms": smooth}

@@ -3,15 +3,14 @@
 A model is a folder with ``model.json`` (settings, and what was learned) and ``model.safetensors`` (arrays),
 whose hash the JSON holds. The dataclass ``_learned`` of an estimator's class declares what is learned, and
 values are checked against it at load. A field's hint says what its value is: a number, text, ``Literal``,
-``X | None``, a tuple, a mapping, an array of numbers or of distinct labels, a data frame, a torch module, an
-estimator, or a frozen dataclass, whose fields are declared likewise. An abstract dataclass stands for its
-subclasses, which differ in their ``name``. The field's metadata declare the rest:
+``X | None``, a tuple, a mapping, an array of numbers or of distinct labels, a torch module, an estimator, or
+a frozen dataclass, whose fields are declared likewise. An abstract dataclass stands for its subclasses, which
+differ in their ``name``. The field's metadata declare the rest:
 
 - ``dimensions`` of an array (:func:`equipool.sites.effect.array`) or a tuple. ``"features+1"`` is one more
   than ``"features"``, ``"4"`` is 4. Those of ``SHARED`` are of one length in an estimator, others in a class.
 - ``positive``: of an array; ``missing``: it may have NaN; ``least``, ``above``, ``most``: of a number.
 - ``counts``: the dimension whose length a number is, or the number of true values of a mask.
-- ``columns`` of a data frame, with their types.
 """
 
 from __future__ import annotations
@@ -23,14 +22,17 @@ import json
 import math
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as from_bytes
+from safetensors.numpy import save as to_bytes
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
@@ -38,6 +40,7 @@ from torch import nn
 from equipool import distributed
 from equipool.exceptions import InputError
 from equipool.files import write_whole
+from equipool.version import __version__
 
 SCHEMA = 2
 STORED = ("estimator", "settings", "learned")
@@ -53,25 +56,19 @@ class DamagedError(ValueError):
     """A stored value that is not as it was declared."""
 
 
-# -- files -------------------------------------------------------------------------------------------------
-
-
 def save(estimator: Any, folder: str | Path) -> Path:
     """Write the fitted estimator as safetensors and JSON; :func:`equipool.load` reads it.
 
     A folder that holds anything but a model is refused. Of several processes, one writes and the others wait.
     """
+    folder = Path(folder)
     with distributed.leader_first():
         if distributed.leads():
-            _save(estimator, Path(folder))
-    return Path(folder)
+            _save(estimator, folder)
+    return folder
 
 
 def _save(estimator: Any, folder: Path) -> None:
-    from safetensors.numpy import save as to_bytes
-
-    from equipool.version import __version__
-
     check_is_fitted(estimator)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give the name of a folder.")
@@ -99,28 +96,33 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         For an estimator that was fitted with your torch modules: fresh ones of the same architecture. Their
         weights come from the folder; their code is never saved.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as from_bytes
-
     folder = Path(folder)
     if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
         folder = folder / "model"  # what `equipool harmonize` wrote
     facts, content = _read(folder)
-    modules = _needed_modules(folder, facts, {"encoder": encoder, "decoder": decoder})
+    given = {"encoder": encoder, "decoder": decoder}
+    for name, module in given.items():
+        asked = isinstance(facts.get("settings"), dict) and facts["settings"].get(name) == MODULE
+        if asked and module is None:
+            raise InputError(
+                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
+                f"of the same architecture: load(folder, {name}=...)."
+            )
+        if not asked and module is not None:
+            raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
+    modules = {name: module for name, module in given.items() if module is not None}
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
         estimator = model.read_estimator({name: facts.get(name) for name in STORED})
-        if model.arrays:
-            raise DamagedError(f"there is no place for {next(iter(model.arrays))}")
+        _require(not model.arrays, f"the array {next(iter(model.arrays), '')}")
     except (*ODD, SafetensorError) as error:
         if modules:
             raise InputError(
                 f"{folder} does not fit the {' and '.join(modules)} given ({type(error).__name__}); give "
                 "fresh modules of the same architecture as at fit."
             ) from error
-        why = (
-            str(error) if isinstance(error, DamagedError) else f"{type(error).__name__} while it was rebuilt"
-        )
+        named = isinstance(error, DamagedError)
+        why = str(error) if named else f"{type(error).__name__} while it was rebuilt"
         raise InputError(f"{folder} is damaged: {why}; copy it anew, or fit again.") from error
     return estimator
 
@@ -165,28 +167,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     return about, content
 
 
-def _needed_modules(
-    folder: Path, facts: dict[str, Any], given: dict[str, nn.Module | None]
-) -> dict[str, nn.Module]:
-    """Return the user's modules that the settings ask for; those missing or not asked for are refused."""
-    settings = facts.get("settings")
-    for name, module in given.items():
-        asked = isinstance(settings, dict) and settings.get(name) == MODULE
-        if asked and module is None:
-            raise InputError(
-                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
-                f"of the same architecture: load(folder, {name}=...)."
-            )
-        if not asked and module is not None:
-            raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
-    return {name: module for name, module in given.items() if module is not None}
-
-
-# -- values to JSON and arrays --------------------------------------------------------------------------
-
-
 def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     """Return a value as JSON holds it; numeric arrays go to ``arrays``, named by their path."""
+    prefix = f"{path}." if path else ""
     value = value.item() if isinstance(value, np.generic) else value
     match value:
         case None | bool() | int() | float() | str():
@@ -198,30 +181,18 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
             arrays[path] = np.array(value, order="C")
             return None
         case nn.Module():
-            arrays |= {f"{path}.{name}": tensor.numpy().copy() for name, tensor in value.state_dict().items()}
+            arrays |= {f"{prefix}{name}": part.numpy().copy() for name, part in value.state_dict().items()}
             return None
         case BaseEstimator():
-            learned, prefix = _declared(value, value._learned), f"{path}." if path else ""
-            learned = {name: write(one, f"{prefix}{name}", arrays) for name, one in learned.items()}
+            names = [one.name for one in dataclasses.fields(value._learned)]
+            learned = {name: write(getattr(value, name, None), prefix + name, arrays) for name in names}
             return {**_settings(value), "learned": learned}
         case tuple() | list():
-            return [write(one, f"{path}.{getattr(one, 'name', k)}", arrays) for k, one in enumerate(value)]
-        case pd.DataFrame():
-            value = value.to_dict("list")
+            return [write(one, f"{prefix}{getattr(one, 'name', k)}", arrays) for k, one in enumerate(value)]
         case _ if dataclasses.is_dataclass(value):
             name = {"name": value.name} if hasattr(value, "name") else {}
-            value = name | _declared(value, type(value))
-    return {name: write(one, f"{path}.{name}", arrays) for name, one in value.items()}
-
-
-def _declared(value: Any, kind: Any) -> dict[str, Any]:
-    """Return the values of declared attributes, ``None`` for those that are not there."""
-    values = {}
-    for f in dataclasses.fields(kind):
-        values[f.name] = getattr(value, f.name, None)
-        if isinstance(values[f.name], np.ndarray) and "dimensions" not in f.metadata:
-            raise TypeError(f"{kind.__name__} declares no dimensions of {f.name}")
-    return values
+            value = name | {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {name: write(one, prefix + name, arrays) for name, one in value.items()}
 
 
 def _settings(estimator: BaseEstimator) -> dict[str, Any]:
@@ -234,9 +205,6 @@ def _settings(estimator: BaseEstimator) -> dict[str, Any]:
 
     settings = {k: plain(v) for k, v in estimator.get_params(deep=False).items() if k != "checkpoint"}
     return {"estimator": type(estimator).__name__, "settings": settings}
-
-
-# -- JSON and arrays to values --------------------------------------------------------------------------
 
 
 @dataclass
@@ -254,22 +222,30 @@ class Stored:
         """Return an estimator, fitted if what it learned is there."""
         where = path or "the model"
         fitted = isinstance(stored, dict) and "learned" in stored
-        _require_keys(stored, ["estimator", "settings", "learned"][: 2 + fitted], where)
+        _require_keys(stored, STORED[: 2 + fitted], where)
         kind = self.kinds.get(str(stored["estimator"]))
         if kind is None:
             raise DamagedError(f"there is no estimator {stored['estimator']!r}")
-        names = [name for name in kind._get_param_names() if name != "checkpoint"]
-        _require_keys(stored["settings"], names, f"settings of {where}")
+        settings = stored["settings"]
+        _require_keys(settings, {*kind._get_param_names()} - {"checkpoint"}, f"settings of {where}")
+        settings |= {name: one for name, one in self.modules.items() if settings.get(name) == MODULE}
         hints = get_type_hints(kind if dataclasses.is_dataclass(kind) else kind.__init__)
-        given = {name: m for name, m in self.modules.items() if stored["settings"].get(name) == MODULE}
-        settings = stored["settings"] | given
         estimator = kind(**{k: self.read(hints[k], v, k, {"most": math.inf}) for k, v in settings.items()})
         if fitted:
-            inner = dataclasses.replace(self, shared={}, free={}, estimator=estimator)
-            for name, value in inner._fields(kind._learned, stored["learned"], f"{path}." if path else ""):
+            inner = dataclasses.replace(self, shared={}, estimator=estimator)
+            for name, value in inner._fields(kind._learned, stored["learned"], path):
                 if value is not None:
                     setattr(estimator, name, value)
-        return _consistent(estimator) if fitted else estimator
+            getattr(estimator, "require_consistent", lambda: None)()
+        return estimator
+
+    def _fields(self, kind: Any, stored: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """Yield the values that a dataclass declares, in its order."""
+        declared, hints, prefix = dataclasses.fields(kind), get_type_hints(kind), f"{path}." if path else ""
+        _require_keys(stored, [f.name for f in declared], path or "the model")
+        inner = dataclasses.replace(self, free={})
+        for f in declared:
+            yield f.name, inner.read(hints[f.name], stored[f.name], prefix + f.name, f.metadata)
 
     def read(self, hint: Any, stored: Any, path: str, about: Metadata) -> Any:
         """Return a value of the kind that a hint and metadata declare."""
@@ -285,44 +261,34 @@ class Stored:
             return {name: self.read(inside[1], one, f"{path}.{name}", {}) for name, one in stored.items()}
         if origin is Literal:
             _require(any(type(stored) is type(one) and stored == one for one in inside), path)
-        elif hint is not Any:
-            return self._instance(hint, stored, path, about)
-        return stored
+            return stored
+        if hint in (bool, int, float, str):
+            return self._scalar(hint, stored, path, about)
+        return stored if hint is Any else self._instance(hint, stored, path)
 
-    def _instance(self, kind: Any, stored: Any, path: str, about: Metadata) -> Any:
+    def _instance(self, kind: Any, stored: Any, path: str) -> Any:
         if issubclass(kind, nn.Module):
             return stored if isinstance(stored, nn.Module) else self._network(stored, path)
-        if kind in (bool, int, float, str):
-            return self._scalar(kind, stored, path, about)
         _require(isinstance(stored, dict), path)
-        if issubclass(kind, pd.DataFrame):
-            return self._frame(stored, path, about["columns"])
         if issubclass(kind, BaseEstimator):
             return self.read_estimator(stored, path)
         if hasattr(kind, "name") or inspect.isabstract(kind):  # a class variable, not a field
             kind = next((one for one in _concrete(kind) if one.name == stored.get("name")), None)
             _require(kind is not None, path)
             stored = {name: value for name, value in stored.items() if name != "name"}
-        return _consistent(kind(**dict(dataclasses.replace(self, free={})._fields(kind, stored, f"{path}."))))
-
-    def _fields(self, kind: Any, stored: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        """Yield the values that a dataclass declares, in its order."""
-        declared, hints = dataclasses.fields(kind), get_type_hints(kind)
-        _require_keys(stored, [f.name for f in declared], prefix)
-        for f in declared:
-            yield f.name, self.read(hints[f.name], stored[f.name], f"{prefix}{f.name}", f.metadata)
+        value = kind(**dict(self._fields(kind, stored, path)))
+        getattr(value, "require_consistent", lambda: None)()  # refuses by a ValueError
+        return value
 
     def _one_of(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> Any:
         there = any(f"{name}.".startswith(f"{path}.") for name in self.arrays)
         if stored is None and types.NoneType in hints and not there:
             return None
-        reason = DamagedError(path)
-        for hint in (hint for hint in hints if hint is not types.NoneType):
-            try:
+        *others, last = (hint for hint in hints if hint is not types.NoneType)
+        for hint in others:
+            with suppress(DamagedError):
                 return self.read(hint, stored, path, about)
-            except DamagedError as error:
-                reason = error
-        raise reason
+        return self.read(last, stored, path, about)
 
     def _tuple(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> tuple[Any, ...]:
         _require(isinstance(stored, list), path)
@@ -331,22 +297,15 @@ class Stored:
         if "dimensions" in about:
             self._require_shape((len(stored),), path, about["dimensions"])
         names = [one.get("name", k) if isinstance(one, dict) else k for k, one in enumerate(stored)]
-        together = zip(hints, stored, names, strict=True)
-        return tuple(self.read(hint, one, f"{path}.{name}", {}) for hint, one, name in together)
-
-    def _frame(self, stored: Any, path: str, columns: Mapping[str, type]) -> pd.DataFrame:
-        _require_keys(stored, columns, path)
-        rows = {"dimensions": (f"rows of {path}",)}
-        read = {k: self._tuple((kind, ...), stored[k], f"{path}.{k}", rows) for k, kind in columns.items()}
-        return pd.DataFrame({name: list(values) for name, values in read.items()})
+        paths = [f"{path}.{name}" for name in names]
+        return tuple(self.read(*each, {}) for each in zip(hints, stored, paths, strict=True))
 
     def _array(self, scalar: Any, stored: Any, path: str, about: Metadata) -> NDArray[Any]:
         array = self.arrays.pop(path, None)
         if array is None:
             as_object = isinstance(stored, dict) and list(stored) == ["object"]
-            labels = stored["object"] if as_object else stored
-            _require(isinstance(labels, list) and all(isinstance(v, str | int | float) for v in labels), path)
-            _require(as_object or all(isinstance(v, str) for v in labels), path)
+            labels, kind = (stored["object"], str | int | float) if as_object else (stored, str)
+            _require(isinstance(labels, list) and all(isinstance(label, kind) for label in labels), path)
             array = np.array(labels, dtype=object if as_object else str)
         kinds = "bifUO" if scalar is Any else np.dtype(scalar).kind
         _require(array.dtype.kind in kinds, path)
@@ -400,12 +359,6 @@ def _require(holds: Any, path: str) -> None:
 
 def _require_keys(stored: Any, names: Any, path: str) -> None:
     _require(isinstance(stored, dict) and set(stored) == set(names), path)
-
-
-def _consistent(value: Any) -> Any:
-    """Return a value, which may refuse, by a ValueError, parts that do not fit together."""
-    getattr(value, "require_consistent", lambda: None)()
-    return value
 
 
 def _concrete(kind: Any) -> list[Any]:

@@ -1,52 +1,191 @@
-"""What the pooler and the baselines share: parameters, checks, scaling, training, predictions."""
+"""What the pooler and the baselines share: parameters, training data, scaling, training, predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
-from equipool.checks.inputs import require_length
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
-from equipool.estimators.front import Front, fit_front, with_site, without_site
+from equipool.estimators.harmonizer import as_volumes, inputs_of, scaled
+from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import save
-from equipool.estimators.training_data import (
-    Rows,
-    ScaledVolumes,
-    TrainingData,
-    as_volumes,
-    check_grid,
-    dense,
-    manifest_of,
-    through,
-    voxel_scales,
-)
+from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
-from equipool.nn import coders, site_batches, train
+from equipool.nn import coders, reconstruction_loss, site_batches, train
 from equipool.nn.networks import Components, EncoderKind, require_width
-from equipool.nn.training import Checkpoints, Step, Trained, locked
+from equipool.nn.training import Checkpoints, locked
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
+from equipool.sites.scans import BLOCK, blocks
+from equipool.version import __version__
 
 FloatArray = NDArray[np.float64]
+Front: TypeAlias = BaseEstimator | Literal["auto"] | bool | None
 
 COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory to find components
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
+HELD_OUT = 0.15  # share of the rows, for early stopping
+IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
 VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
+
+
+def without_site(front: Any, rows: NDArray[np.floating]) -> Any:
+    """Return volumes as a network sees them: residuals, or without a front each scan with mean 0 and SD 1."""
+    if front is not None:
+        return front.model_.without_site(rows)
+    values = np.asarray(rows, dtype=np.float64)
+    deviation = values.std(axis=1, keepdims=True)
+    return (values - values.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
+
+
+def with_site(front: Any, values: FloatArray, rows: NDArray[np.floating]) -> Any:
+    """Return such values in the units of the scans that they belong to: the inverse."""
+    if front is not None:
+        return front.model_.with_site(values, rows)
+    rows = np.asarray(rows, dtype=np.float64)
+    return values * rows.std(axis=1, keepdims=True) + rows.mean(axis=1, keepdims=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledVolumes:
+    """Volumes as the input of a network, read block by block; ``scaled`` corrects and standardises them."""
+
+    volumes: Volumes
+    scaled: Callable[[NDArray[np.floating]], Tensor]
+    ready: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and voxels."""
+        return self.volumes.shape
+
+    def __len__(self) -> int:
+        return len(self.volumes)
+
+    def __getitem__(self, rows: Any) -> ScaledVolumes:
+        positions = rows.numpy() if isinstance(rows, Tensor) else rows
+        ready = None if self.ready is None else self.ready[rows]
+        return replace(self, volumes=self.volumes[positions], ready=ready)
+
+    def tensor(self) -> Tensor:
+        """Read them all."""
+        if self.ready is not None:
+            return self.ready
+        # In blocks: on the way they are several times as large, in double precision.
+        result = torch.empty(self.shape)
+        for start in range(0, len(self), BLOCK):
+            part = slice(start, start + BLOCK)
+            result[part] = self.scaled(self.volumes.read(part))
+        return result
+
+
+Rows = Tensor | ScaledVolumes
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The pool as tensors: scaled features, coded target, site index, scaled covariates."""
+
+    x: Rows
+    y: Tensor | None
+    site: Tensor
+    c: Tensor
+
+    def rows(self, index: Tensor) -> TrainingData:
+        """Select rows; volumes are not read yet."""
+        y = None if self.y is None else self.y[index]
+        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+
+    def ready(self) -> TrainingData:
+        """Return a batch as this process computes it: its part of the features, read, and all labels."""
+        to, x = distributed.device(), dense(self.x[distributed.local_rows()])
+        y = None if self.y is None else self.y.to(to)
+        return TrainingData(x.to(to), y, self.site.to(to), self.c.to(to))
+
+
+def dense(x: Rows) -> Tensor:
+    """Return rows as a tensor."""
+    return x if isinstance(x, Tensor) else x.tensor()
+
+
+def parts(x: Rows) -> Iterable[Tensor]:
+    """Return a table as one tensor, and volumes one at a time, so that memory does not grow with the rows."""
+    if isinstance(x, Tensor):
+        return [x]
+    starts = range(0, len(x), BLOCK)
+    return (scan for start in starts for scan in x[start : start + BLOCK].tensor().split(1))
+
+
+def through(network: Callable[[Tensor], Tensor], x: Rows) -> Tensor:
+    """Apply a network in double precision, so that a code does not depend on the other rows of the batch."""
+    if not isinstance(x, Tensor) and not len(x):
+        raise InputError("There is no image among these volumes; give at least one.")
+    return torch.cat([network(part.double()) for part in parts(x)])
+
+
+def voxel_scales(
+    volumes: Volumes, corrected: Callable[[FloatArray], FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of each voxel over rows, read in blocks that processes share out."""
+    total, squares = np.zeros(volumes.shape[1]), np.zeros(volumes.shape[1])
+    for _, rows in blocks(volumes):
+        values = corrected(rows)
+        total += values.sum(axis=0)
+        squares += (values**2).sum(axis=0)
+    mean = distributed.summed(total) / len(volumes)
+    variance = distributed.summed(squares) / len(volumes) - mean**2
+    return mean, np.sqrt(np.maximum(variance, 0.0))
+
+
+def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]:
+    """Return settings, hashes of the data, and versions: a checkpoint is resumed with the same."""
+
+    def hash_of(*values: Any) -> str:
+        plain = [np.ascontiguousarray(v) if isinstance(v, Tensor | np.ndarray) else v for v in values]
+        return str(joblib.hash(plain))
+
+    def plain(value: Any) -> Any:
+        """Return a parameter as JSON can hold it: a module by its form and a hash of its first weights."""
+        if isinstance(value, nn.Module):
+            return f"{value!r} {hash_of(*value.state_dict().values())}"
+        value = value.tolist() if hasattr(value, "tolist") else value
+        return value if isinstance(value, bool | int | float | str | list | None) else repr(value)
+
+    x: list[Any] = [data.x]
+    if isinstance(data.x, ScaledVolumes):
+        volumes, starts = data.x.volumes, range(0, len(data.x), BLOCK)
+        x = [volumes.mask, *(hash_of(volumes.read(slice(start, start + BLOCK))) for start in starts)]
+    # Numbers as they are trained on, and the scales that brought them there.
+    hashed = {
+        "X": [*x, estimator.feature_mean_, estimator.feature_scale_],
+        "y": [data.y, getattr(estimator, "classes_", None), getattr(estimator, "target_scale_", None)],
+        "site": [data.site, estimator.sites_],
+        "covariates": [data.c, estimator.covariates_],
+    }
+    settings = {name: plain(value) for name, value in estimator.get_params(deep=False).items()}
+    del settings["checkpoint"], settings["verbose"]  # they do not change the result
+    return {
+        "settings": {"estimator": type(estimator).__name__, **settings},
+        "data": {name: hash_of(*values) for name, values in hashed.items()},
+        "software": {"equipool": __version__, "torch": torch.__version__},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +211,7 @@ class Learned:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the pooler and of the baselines, with the parameters that all of them have.
 
     A subclass gives ``_build``, which returns a module with ``code`` (scaled features to codes), ``tau`` (to
@@ -83,15 +222,14 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     encoder: EncoderKind = "auto"
     decoder: nn.Module | None = None
     hidden: int = 64
+    reconstruction: float = 0.02
     front: Front = None
     task: Task | None = None
-    class_weight: Literal["balanced"] | None = None
     steps: int = 1500
     batch_size: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     patience: int = 8
-    validation_fraction: float = 0.15
     checkpoint: str | Path | None = None
     verbose: bool = False
     random_state: int | None = None
@@ -120,13 +258,10 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         distributed.warn_unless_started()
         with distributed.leader_first():  # it fills the cache of images
             features = self._features(X, reset=True)
-        rows = len(features)
-        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
-        if site is not None:
-            require_length("site", site, rows)
-        inputs = Inputs.from_arrays(
+        inputs = inputs_of(
             None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
-            site=np.zeros(rows, dtype=int) if site is None else site,
+            np.ones(len(features), dtype=bool),
+            site=site,
             covariates=covariates,
             y=y,
             task=self.task,
@@ -135,14 +270,12 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._require_widths()
         self._require_fitting_modules(features.shape[1])
         self._seed = 0 if self.random_state is None else int(self.random_state)
-        self.front_ = fit_front(self.front, features, y, site=site, covariates=covariates)
+        self.front_ = self._fitted_front(features, y, site=site, covariates=covariates)
         data = self._prepare(inputs, features, y)
-        self._class_weights = self._weigh_classes(data.y)
         fitted, held = self._split(data)
-        with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
-            self._checkpoints = None
-            if self.checkpoint is not None:
-                self._checkpoints = Checkpoints(Path(self.checkpoint), manifest_of(self, data))
+        folder = None if self.checkpoint is None else Path(self.checkpoint)
+        with nullcontext() if folder is None else locked(folder):
+            self._checkpoints = Checkpoints(folder, manifest_of(self, data)) if folder else None
             self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
@@ -155,8 +288,8 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @torch.no_grad()
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
-        check_is_fitted(self, "network_")
-        return through(self.network_.tau, self._scaled(self._features(X))).double().numpy()
+        x = self._scaled(self._features(X))
+        return through(self.network_.tau, x).double().numpy()
 
     @torch.no_grad()
     def reconstruct(self, X: Any) -> Any:
@@ -165,7 +298,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         The noise of a release channel is left out. Voxels of 0 stay 0. Behind a front, a table is
         reconstructed without its site.
         """
-        check_is_fitted(self, "network_")
         features = self._features(X)
         values = through(self.network_.rebuilt, self._scaled(features)).numpy() * self.feature_scale_
         values += self.feature_mean_
@@ -174,21 +306,17 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = features.read()
         return features.with_values(np.where(rows == 0, 0.0, with_site(self.front_, values, rows)))
 
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[np.object_]:
-        """Return names for the numbers of the code, for scikit-learn's pandas output."""
-        check_is_fitted(self, "network_")
-        prefix = type(self).__name__.lower()
-        return np.array([f"{prefix}{k}" for k in range(self.n_latent)], dtype=object)
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_latent
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any) -> Any:
         """Return the predicted class or number for each row."""
         output = self._output(X)
         if self.task_ == "class":
-            labels: NDArray[Any] = self.classes_[output.argmax(dim=1).numpy()]
-            return labels
+            return self.classes_[output.argmax(dim=1).numpy()]
         centre, scale = self.target_scale_
-        numbers: NDArray[Any] = output.squeeze(-1).numpy().astype(np.float64) * scale + centre
-        return numbers
+        return output.squeeze(-1).numpy().astype(np.float64) * scale + centre
 
     def predict_proba(self, X: Any) -> FloatArray:
         """Return the probability of each class, in the order of ``classes_``."""
@@ -199,8 +327,6 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy for classes, R² for numbers."""
-        from sklearn.metrics import accuracy_score, r2_score
-
         measure = accuracy_score if self.task_ == "class" else r2_score
         return float(measure(y, self.predict(X), sample_weight=sample_weight))
 
@@ -212,19 +338,13 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if self.front_ is not None and self.front_.n_features_in_ != self.n_features_in_:
             raise ValueError("the front")
 
-    # -- for subclasses ------------------------------------------------------------------------------------
-
-    def _fit_networks(self, data: TrainingData, held: TrainingData, whole: TrainingData) -> nn.Module:
-        raise NotImplementedError
-
-    def _build(self, n_features: int, n_covariates: int, n_outputs: int) -> nn.Module:
-        raise NotImplementedError
+    _fit_networks: ClassVar[Callable[..., nn.Module]]
+    _build: ClassVar[Callable[..., nn.Module]]
 
     def _new_network(self) -> nn.Module:
         """Return the network of this fit before it is trained, in the precision of its use."""
         self._require_widths()
-        n_outputs = self._n_outputs()
-        return self._build(self.n_features_in_, len(self.covariates_), n_outputs).double()
+        return self._build(self.n_features_in_, len(self.covariates_), self._n_outputs()).double()
 
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
         mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
@@ -233,32 +353,21 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
         """Give an encoder on principal components its components, from at most a thousand rows."""
+        count = min(len(data.x), COMPONENT_ROWS, max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2))
         for module in network.modules():
             if isinstance(module, Components):
-                fit_in = max(COMPONENT_BYTES // (4 * data.x.shape[1]), 2)
-                count = min(len(data.x), COMPONENT_ROWS, fit_in)
-                some = torch.linspace(0, len(data.x) - 1, count).long()
-                module.start(dense(data.x[some]))
+                module.start(dense(data.x[torch.linspace(0, len(data.x) - 1, count).long()]))
 
     def _train(
-        self,
-        stage: str,
-        modules: nn.Module,
-        step: Step,
-        data: TrainingData,
-        generator: torch.Generator,
-        *,
-        validate: Callable[[], float] | None,
-        beside: Sequence[Trained] = (),
+        self, stage: str, modules: nn.Module, step: Any, data: TrainingData, generator: Any, **more: Any
     ) -> list[dict[str, float]]:
-        """Train a stage, and return the losses of each epoch."""
+        """Train a stage by ``step(batch, rows, epoch)``, and return the losses of each epoch."""
         size, epochs = self._schedule(len(data.x))
         return train(
             modules,
-            step,
+            lambda rows, epoch: step(data.rows(rows).ready(), rows, epoch),
             lambda: site_batches(data.site, size, generator),
             epochs=epochs,
-            validate=validate,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             patience=self.patience,
@@ -266,23 +375,25 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             verbose=self.verbose,
             checkpoints=self._checkpoints,
             generator=generator,
-            beside=beside,
+            **more,
         ).epochs
 
     @torch.no_grad()
     def _mean_loss(self, terms: Callable[[TrainingData], dict[str, Tensor]], data: TrainingData) -> float:
         """Return the mean of the sum of terms over rows."""
-        total = 0.0
-        for part in data.batches(self._schedule(len(data.x))[0]):
-            with distributed.sharded(len(part.x)):
-                losses = terms(part.ready())
-            total += len(part.x) / len(data.x) * sum(term.item() for term in losses.values())
+        total, n = 0.0, len(data.x)
+        size = n if isinstance(data.x, Tensor) else self._schedule(n)[0]  # volumes are read in batches
+        for rows in torch.arange(n).split(size):
+            with distributed.sharded(len(rows)):
+                losses = terms(data.rows(rows).ready())
+            total += len(rows) / n * sum(term.item() for term in losses.values())
         return total
 
-    @property
-    def _voxel_share(self) -> float:
-        """The weight of a voxel in the reconstruction, relative to a feature of a table."""
-        return 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+    def _reconstruction(self, x: Tensor, rebuilt: Tensor) -> Tensor:
+        """Return the reconstruction's term, a voxel weighted so that a volume is like a table."""
+        share = 1.0 if self.mask_ is None else LIKE_FEATURES / float(self.mask_.sum())
+        mean = distributed.average(reconstruction_loss(x, rebuilt), len(x))
+        return share * self.reconstruction * mean
 
     def _n_outputs(self) -> int:
         """How many numbers the predictor gives: one a class, one for a number, none without a target."""
@@ -298,10 +409,10 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Return the code as it leaves the estimator; unchanged by default."""
         return code
 
-    # -- inside --------------------------------------------------------------------------------------------
-
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray | Volumes:
+    def _features(self, X: Any, *, reset: bool = False) -> Any:
         """Return a checked table or volumes; with ``reset``, learn what kind they must be of."""
+        if not reset:
+            check_is_fitted(self, "network_")
         volumes = as_volumes(X, self.mask_, self.affine_mm_)
         if volumes is not None:
             if reset:
@@ -309,15 +420,13 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 self.n_features_in_ = volumes.shape[1]
             if self.mask_ is None:
                 raise InputError("This estimator was fitted on a table; give features, not images.")
-            check_grid(volumes, self.mask_, self.affine_mm_)
             return volumes
         if self.mask_ is not None:
             raise InputError("This estimator was fitted on volumes; give paths of NIfTI files or Volumes.")
         refuse_text(X)
-        table: FloatArray = validate_data(
+        return validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=not reset, ensure_min_samples=1 + reset
         )
-        return table
 
     def _require_widths(self) -> None:
         for name in ("n_latent", "hidden"):
@@ -326,32 +435,51 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _require_fitting_modules(self, n_features: int) -> None:
         """Refuse modules of the user that do not fit the data and n_latent."""
+        n = self.n_latent
         with torch.random.fork_rng(devices=[]):
+            encoder, decoder = self._coders(n_features)
             if isinstance(self.encoder, nn.Module):
-                what = f"numbers a row (n_latent={self.n_latent})"
-                require_width("encoder", self._coders(n_features)[0], n_features, self.n_latent, what)
+                require_width("encoder", encoder, n_features, n, f"numbers a row (n_latent={n})")
             if self.decoder is not None:
-                what = f"values a row, given n_latent={self.n_latent}"
-                require_width("decoder", self._coders(n_features)[1], self.n_latent, n_features, what)
+                require_width("decoder", decoder, n, n_features, f"values a row, given n_latent={n}")
+
+    def _fitted_front(self, X: FloatArray | Volumes, y: Any, **given: Any) -> Any:
+        """Return a fitted harmonizer of the kind of data, or ``None``.
+
+        It is given X alone to transform, at fit as later: the site is inferred, so a participant has the same
+        code in training and after, and new ones need no label.
+        """
+        kind: Any = ImageHarmonizer if isinstance(X, Volumes) else SiteHarmonizer
+        front = isinstance(X, Volumes) if self.front == "auto" else self.front
+        if front is None or front is False:
+            return None
+        if front is not True and not isinstance(front, kind):
+            raise InputError(
+                f"front must be {kind.__name__}() for {'volumes' if isinstance(X, Volumes) else 'tables'}, "
+                f"True, 'auto' or None. Got {front!r}."
+            )
+        return (kind() if front is True else clone(front)).fit(X, y, **given)
 
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""
         self.sites_, index = np.unique(inputs.site.astype(str), return_inverse=True)
         self.covariates_ = covariates_of(inputs)
-        features = self._without_site(features)
-        if isinstance(features, Volumes):
+        if isinstance(features, Volumes):  # the site is taken out when they are read
             self.feature_mean_, deviation = voxel_scales(features, partial(without_site, self.front_))
         else:
+            features = features if self.front_ is None else self.front_.transform(features)
             self.feature_mean_, deviation = features.mean(axis=0), features.std(axis=0)
         # Features that never vary (up to rounding) pass through with the scale 1.
         self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(self.feature_varies_, deviation, 1.0)
-        scaled = self._standardised(features)
+        x = self._standardised(features)
+        if isinstance(x, ScaledVolumes) and 4 * x.shape[0] * x.shape[1] <= IN_MEMORY:
+            x = replace(x, ready=x.tensor())  # training reads them once
         return TrainingData(
-            scaled.loaded() if isinstance(scaled, ScaledVolumes) else scaled,
+            x,
             self._coded_target(inputs, y),
             torch.from_numpy(index.astype(np.int64)),
-            self._scaled_covariates(inputs.covariates),
+            torch.from_numpy(scaled(inputs.covariates, self.covariates_).astype(np.float32)),
         )
 
     def _coded_target(self, inputs: Inputs, y: Any) -> Tensor | None:
@@ -365,63 +493,40 @@ class PoolingEstimator(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.target_scale_ = float(values.mean()), float(values.std()) or 1.0
         return torch.from_numpy(((values - self.target_scale_[0]) / self.target_scale_[1]).astype(np.float32))
 
-    def _without_site(self, features: FloatArray | Volumes) -> FloatArray | Volumes:
-        """Return a table behind the front; volumes pass it when they are read."""
-        if self.front_ is None or isinstance(features, Volumes):
-            return features
-        return np.asarray(self.front_.transform(features), dtype=np.float64)
-
     def _standardised(self, features: FloatArray | Volumes) -> Rows:
-        scales = self.feature_mean_, self.feature_scale_, self.feature_varies_
+        def standardised(rows: FloatArray) -> Tensor:
+            # What never varied at fit has no trained weights; it must not move a code afterwards.
+            values = np.where(self.feature_varies_, (rows - self.feature_mean_) / self.feature_scale_, 0.0)
+            return torch.from_numpy(values.astype(np.float32))
+
         if isinstance(features, Volumes):
-            return ScaledVolumes(features, *scales, partial(without_site, self.front_))
-        # What never varied at fit has no trained weights; it must not move a code afterwards.
-        scaled = np.where(self.feature_varies_, (features - self.feature_mean_) / self.feature_scale_, 0.0)
-        return torch.from_numpy(scaled.astype(np.float32))
+            return ScaledVolumes(features, lambda rows: standardised(without_site(self.front_, rows)))
+        return standardised(features)
 
     def _scaled(self, features: FloatArray | Volumes) -> Rows:
         """Return checked features as the input of the network."""
-        return self._standardised(self._without_site(features))
-
-    def _scaled_covariates(self, values: FloatArray) -> Tensor:
-        columns = [covariate.scaled(values[:, k]) for k, covariate in enumerate(self.covariates_)]
-        stacked = np.column_stack(columns) if columns else np.empty((len(values), 0))
-        return torch.from_numpy(stacked.astype(np.float32))
+        if self.front_ is not None and not isinstance(features, Volumes):
+            features = self.front_.transform(features)
+        return self._standardised(features)
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
-        if not 0 < self.validation_fraction < 1:
-            raise InputError(f"validation_fraction must lie between 0 and 1. Got {self.validation_fraction}.")
-        labels = [data.site.numpy()]
-        numbers: list[NDArray[np.float64]] = []
-        if data.y is not None:
-            (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
-        held = systematic(labels, numbers, self.validation_fraction, seed_for(self._seed, "split"))
+        y = [] if data.y is None else [data.y.numpy()]
+        labels, numbers = ([], y) if self.task_ == "number" else (y, [])
+        seed = seed_for(self._seed, "split")
+        held = systematic([data.site.numpy(), *labels], numbers, HELD_OUT, seed)
         if held.all() or not held.any():
-            held[:] = False
-            held[:1] = len(held) > 1
+            held = np.arange(len(held)) < min(len(held) - 1, 1)
         return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
-
-    def _weigh_classes(self, y: Tensor | None) -> Tensor | None:
-        if self.class_weight not in (None, "balanced"):
-            raise InputError(f"class_weight must be None or 'balanced'. Got {self.class_weight!r}.")
-        if self.class_weight is None or y is None or y.is_floating_point():
-            return None
-        counts = torch.bincount(y).float()
-        return counts.sum() / (len(counts) * counts)
 
     @torch.no_grad()
     def _codes(self, X: Any) -> Tensor:
-        check_is_fitted(self, "network_")
         x = self._scaled(self._features(X))
         return self._release(through(self.network_.code, x), x)
 
     @torch.no_grad()
-    def _output(self, X: Any) -> Tensor:
+    def _output(self, X: Any) -> Any:
         code = self._codes(X)
         if self.task_ is None:
-            raise InputError(
-                "This estimator was fitted without a target, so it cannot predict; fit it with y."
-            )
-        output: Tensor = self.network_.predictor(code)
-        return output
+            raise InputError("This estimator was fitted without a target; to predict, fit it with y.")
+        return self.network_.predictor(code)

@@ -14,22 +14,19 @@ from sklearn.base import OneToOneFeatureMixin
 from sklearn.linear_model import Ridge
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from equipool.checks import Inputs, Missing, check_for_fit, refuse_text
+from equipool.checks import Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
 from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels
 from equipool.checks.overlap import NINE_TENTHS, nine_tenths
 from equipool.data.covariates import Encoding, encode
-from equipool.data.splits import deal
 from equipool.estimators.harmonizer import (
-    FOLDS,
     Harmonizer,
-    chosen_rows,
     given_sites,
+    inputs_of,
+    labels_of,
     learned_from,
-    participants,
     support,
-    target_columns,
 )
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
@@ -43,11 +40,8 @@ IntArray = NDArray[np.intp]
 
 RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
 
-EFFECTS = {"site": str, "feature": str, "shift": float, "low": float, "high": float, "scale": float}
-EFFECTS |= {"warped": bool, "winsorised": float}
-SUPPORT = {"site": str, "covariate": str, "low": float, "high": float}
-SUPPORT |= {"share_beyond": float, "farthest": float}
-CHOICES = {"unseen_site": ("error", "pooled", "adapt"), "missing": ("error", "impute")}
+EFFECTS = ["site", "feature", "shift", "low", "high", "scale", "warped", "winsorised"]
+SUPPORT = ["low", "high", "share_beyond", "farthest"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,12 @@ class Learned:
     point_masses_: FloatArray = field(metadata={"dimensions": ("inputs",), "missing": True})
     encoding_: Encoding
     model_: SiteModel
-    site_effects_: pd.DataFrame = field(metadata={"columns": EFFECTS})
-    support_: pd.DataFrame = field(metadata={"columns": SUPPORT})
     feature_names_in_: NDArray[np.object_] | None = declared("inputs")
     sites_: NDArray[np.str_] = declared("sites")
     feature_mean_: FloatArray = declared("inputs")
     feature_scale_: FloatArray = declared("inputs", positive=True)
     covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
+    _support: FloatArray = declared("covariates", "sites", "4")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -112,10 +105,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
         the trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite:
         none) and the share of the ``coupling`` (0: none).
-    harmonized_
-        Which features are harmonized.
-    point_masses_
-        The value of each feature that many rows share and that stays as it is, NaN where there is none.
+    harmonized_, point_masses_
+        Which features are harmonized; the value of each feature that many rows share and that stays as it is,
+        NaN where there is none.
     model_
         The fitted :class:`~equipool.sites.table_model.SiteModel`, in standardised features.
 
@@ -139,12 +131,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     network: bool | None = None
 
     _learned: ClassVar[type] = Learned
-    _advice: ClassVar[str] = (
-        'Use unseen_site="adapt" (--unseen-site adapt) to estimate it from its rows, or "pooled" to leave '
-        "them as they are."
-    )
-
-    # -- fit -----------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -165,10 +151,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         y
             A target in which sites may differ, adjusted for when site effects are estimated; never needed by
             ``transform``.
-        site
-            The site of each row; without it, a warning: there is one site, and nothing to remove.
-        covariates
-            Covariates whose effects are kept: numbers such as age, and categories such as sex.
+        site, covariates
+            The site of each row; without it, a warning: there is one site, and nothing to remove. Covariates
+            whose effects are kept: numbers such as age, and categories such as sex.
         subject
             The participant of each row, where some were measured several times: rows of one participant count
             as one and are never split over folds.
@@ -176,70 +161,34 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             A mask of the rows to estimate from, such as the controls; all rows can be transformed.
         """
         x = self._features(X, reset=True)
-        y = np.asarray(y) if y is not None and not hasattr(y, "iloc") else y
         frame = covariate_frame(covariates, len(x))
         rows = learned_from(fit_on, len(x))
         frame, x = frame[rows], x if rows.all() else x[rows]
         encoding = encode(frame)
-        inputs = Inputs.from_arrays(
-            X.loc[rows] if hasattr(X, "columns") else x,
-            site=np.zeros(len(x), dtype=int) if site is None else chosen_rows(site, rows, "site"),
-            covariates=None if covariates is None else encoding.apart(frame),
-            y=None if y is None else chosen_rows(y, rows, "y"),
-        )
-        self._check(inputs)
-        nothing = "there is nothing to harmonize"
-        check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
-        self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
-        self.sites_, site_index = np.unique(inputs.site.astype(str), return_inverse=True)
-        participant = np.arange(len(x)) if subject is None else participants(subject, rows)
-        design = self._design(inputs, site_index.astype(np.intp), participant)
-        self._standardise(x, design.weight)
-        self.support_ = support(inputs, self.sites_, design.site)
-        z = self._standardised(self._filled_at_fit(x, design))
-        self.model_ = fit_site_model(
-            z,
-            design,
-            shrinkage=self.mixing,
-            warp=None if self.bending is None else bool(self.bending),
-            coupling=None if self.network is None else bool(self.network),
-            seed=self._seed,
-        )
-        self.site_effects_ = self._effects(inputs.feature_names)
-        self.covariate_readers_ = self._regressions(z, design)
-        warn_of_small_sites(self.sites_, self.model_.n_participants)
-        return self
-
-    def _check(self, inputs: Inputs) -> None:
-        """Refuse settings that cannot be used, and a reference that is not among the sites."""
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
+        features = X.loc[rows] if hasattr(X, "columns") else x
+        inputs = inputs_of(features, rows, site=site, covariates=encoding.apart(frame), y=y)
+        self._require_choices(missing=("error", "impute"))
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name in ("bending", "network"):
             if not isinstance(getattr(self, name), bool | np.bool_ | None):
                 raise InputError(f"{name} must be True, False or None. Got {getattr(self, name)!r}.")
-        names, reference = sorted(set(inputs.site.astype(str))), str(parse_labels([self.reference_site])[0])
-        # 2 and 2.0 are the same site.
-        if self.reference_site is not None and not {reference, f"{reference}.0"} & set(names):
-            raise InputError(
-                f"The reference site {self.reference_site!r} is not among the sites; there are "
-                f"{listed(names, shown=8)}."
-            )
-
-    def _design(self, inputs: Inputs, site_index: IntArray, participant: NDArray[Any]) -> Design:
-        _, first, index = np.unique(participant, return_index=True, return_inverse=True)
-        # Folds are dealt to participants, by the site of their first row.
-        fold = deal([site_index[first]], [], min(FOLDS, len(first)), seed_for(self._seed, "folds"))
-        return Design(
-            site=site_index,
-            covariates=inputs.covariates,
-            target=target_columns(inputs),
-            weight=1 / np.bincount(index)[index].astype(np.float64),
-            fold=fold[index],
-            n_sites=len(self.sites_),
-        )
+        nothing = "there is nothing to harmonize"
+        check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
+        self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
+        if subject is not None:
+            subject = labels_of("subject", subject, len(rows), "give each row the name of its participant")
+            subject = subject[rows].astype(str)
+        design = self._design(inputs, inputs.covariates, subject)
+        _ = self._reference  # refused if it is not among the sites
+        self._standardise(x, design.weight)
+        self._support = support(inputs, design.site)
+        z = self._standardised(self._filled_at_fit(x, design))
+        more: Any = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
+        self.model_ = fit_site_model(z, design, **more, seed=self._seed)
+        self.covariate_readers_ = self._regressions(z, design)
+        warn_of_small_sites(self.sites_, self.model_.n_participants)
+        return self
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -281,16 +230,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             filled = self._with_cells(x, predicted + np.where(holes, _drawn(residuals, rng), 0.0))
         return filled
 
-    def _effects(self, names: tuple[str, ...]) -> pd.DataFrame:
-        model, features = self.model_, np.array(names, dtype=object)[self.harmonized_]
-        units = self.feature_scale_[self.harmonized_]
-        shift, error, scale = model.effects
-        warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
-        low, high = shift - 1.96 * error, shift + 1.96 * error
-        columns = self.sites_[:, None], features, shift * units, low * units, high * units, scale, warped
-        cells = (np.broadcast_to(c, shift.shape).ravel() for c in (*columns, np.round(model.winsorised, 2)))
-        return pd.DataFrame(dict(zip(EFFECTS, cells, strict=True)))
-
     def _regressions(self, z: FloatArray, design: Design) -> FloatArray:
         """Return ridge coefficients that predict the covariates from features, (2, features + 1, covariates).
 
@@ -304,8 +243,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             for values in (z, z - self.model_.effects[0][design.site])
         )
         return np.stack([np.vstack([np.atleast_2d(fit.coef_).T, fit.intercept_]) for fit in fits])
-
-    # -- transform -----------------------------------------------------------------------------------------
 
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Any:
         """Return X without site effects, in the same columns and units; a frame for a frame.
@@ -325,7 +262,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         c = self._covariates(covariates, z, index)
         predicted, unchanged = self.model_.trend(c), x == self.point_masses_
         if labels is None or index is None:
-            harmonized = self._averaged_over_sites(z, c, predicted)
+            posterior, harmonized = self._posterior(z, c), np.zeros_like(z)
+            for s in range(len(self.sites_)):
+                undone = self.model_.undo(z, self.model_.at(c, s, predicted))
+                harmonized += posterior[:, [s]] * self._at_reference(undone, c, predicted)
         else:
             measured = np.where(holes, np.nan, z)
             model, index = self._with_new_sites(
@@ -350,6 +290,25 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         return pd.DataFrame(posterior, columns=self.sites_, index=index)
 
     @property
+    def site_effects_(self) -> pd.DataFrame:
+        """One row for each site and feature: what the site does to it."""
+        model, features = self.model_, self.get_feature_names_out()[self.harmonized_]
+        units = self.feature_scale_[self.harmonized_]
+        shift, error, scale = model.effects
+        warped = np.isin(np.arange(len(features)), model.composition["warp"].columns)
+        low, high = shift - 1.96 * error, shift + 1.96 * error
+        columns = self.sites_[:, None], features, shift * units, low * units, high * units, scale, warped
+        cells = (np.broadcast_to(c, shift.shape).ravel() for c in (*columns, np.round(model.winsorised, 2)))
+        return pd.DataFrame(dict(zip(EFFECTS, cells, strict=True)))
+
+    @property
+    def support_(self) -> pd.DataFrame:
+        """One row for each covariate and site: how far beyond the other sites it reaches."""
+        rows = [(site, name) for name in self.encoding_.names for site in self.sites_]
+        who = pd.DataFrame(rows, columns=["site", "covariate"])
+        return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
+
+    @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")
@@ -362,41 +321,39 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             "coupling": composition["coupling"].share,
         }
 
-    # -- inside --------------------------------------------------------------------------------------------
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.missing == "impute"
         return tags
 
     @property
-    def _seed(self) -> int:
-        return int(self.random_state or 0)
-
-    @property
     def _reference(self) -> int:
         """The index of the reference site, −1 without one."""
         if self.reference_site is None:
             return -1
-        return int(self._site_index(parse_labels([self.reference_site]))[0])
+        index = self._index.get(str(parse_labels([self.reference_site])[0]))
+        if index is None:
+            raise InputError(
+                f"The reference site {self.reference_site!r} is not among the sites; there are "
+                f"{listed(self.sites_, shown=8)}."
+            )
+        return index
 
-    def _features(self, X: Any, *, reset: bool = False) -> FloatArray:
+    def _features(self, X: Any, *, reset: bool = False) -> Any:
         """Return X as an array; values of new rows that cannot be used are refused."""
         refuse_text(X)
-        x: FloatArray = validate_data(
+        x = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1 + reset
         )
         bad = np.isinf(x) if self.missing == "impute" else ~np.isfinite(x)
-        if reset or not bad.any():  # at fit all inputs are checked together
-            return x
-        row, column = (int(place) for place in np.argwhere(bad)[0])
-        name = str(self.get_feature_names_out()[column])
-        if np.isinf(x[row, column]):
-            raise InputError(f"Column {name!r} is infinite (inf) in row {row + 1}; correct it.")
-        raise InputError(
-            f"Column {name!r} has no value (NaN) in row {row + 1}; fill it in, leave the row out, or "
-            'fit with missing="impute" (harmonize --missing impute).'
-        )
+        for row, column in [] if reset else np.argwhere(bad):  # at fit all inputs are checked together
+            what, remedy = "is infinite (inf)", "correct it"
+            if np.isnan(x[row, column]):
+                what, remedy = "has no value (NaN)", "fill it in, leave the row out, or fit with "
+                remedy += 'missing="impute" (harmonize --missing impute)'
+            name = str(self.get_feature_names_out()[column])
+            raise InputError(f"Column {name!r} {what} in row {row + 1}; {remedy}.")
+        return x
 
     def _standardised(self, x: FloatArray) -> FloatArray:
         z: FloatArray = x[:, self.harmonized_]
@@ -445,25 +402,14 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         reference = self._reference
         return values if reference < 0 else self.model_.redo(values, self.model_.at(c, reference, predicted))
 
-    def _averaged_over_sites(self, z: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
-        """Return rows harmonized for every site, weighted by the sites' posterior probabilities."""
-        posterior, result = self._posterior(z, c), np.zeros_like(z)
-        for s in range(len(self.sites_)):
-            values = self.model_.undo(z, self.model_.at(c, s, predicted))
-            result += posterior[:, [s]] * self._at_reference(values, c, predicted)
-        return result
-
-    def _posterior(self, z: FloatArray, c: FloatArray) -> FloatArray:
+    def _posterior(self, z: FloatArray, c: FloatArray) -> Any:
         score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
-        posterior: FloatArray = softmax(score, axis=1)
-        return posterior
+        return softmax(score, axis=1)
 
 
 def _like(X: Any, values: FloatArray) -> Any:
     """Return a frame for a frame, an array for anything else."""
-    if isinstance(X, pd.DataFrame):
-        return pd.DataFrame(values, index=X.index, columns=X.columns)
-    return values
+    return pd.DataFrame(values, X.index, X.columns) if isinstance(X, pd.DataFrame) else values
 
 
 def _drawn(residuals: FloatArray, rng: np.random.Generator) -> FloatArray:

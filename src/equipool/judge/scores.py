@@ -111,7 +111,7 @@ def age_from_tau(tau: Any, age: Any, tau_test: Any, age_test: Any) -> tuple[floa
 
 def equivariance_of(estimator: Any, X: Any) -> float:
     """Return the largest relative error of Φ(ρ(t)ℓ) = ρ(t)Φ(ℓ) at the latents of X; NaN without a Φ."""
-    from equipool.estimators.training_data import through
+    from equipool.estimators.pooling_estimator import through
     from equipool.groups.testing import equivariance_error
 
     network = estimator.network_

@@ -17,7 +17,7 @@ from equipool.data import Volumes
 from equipool.data.bids import write_description
 from equipool.data.tables import image_paths
 from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
-from equipool.estimators.training_data import volumes_for
+from equipool.estimators.harmonizer import as_volumes
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, read_json, write_json
 from equipool.progress import say
@@ -114,7 +114,7 @@ def _apply_to_images(
 ) -> int:
     out: Path = arguments.out
     places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
-    volumes = volumes_for(paths, model.mask_, model.affine_mm_)
+    volumes: Any = as_volumes(paths, model.mask_, model.affine_mm_)
     site, covariates = chosen(frame, arguments.site), None
     harmonizes = isinstance(model, ImageHarmonizer) and site is not None
     if not harmonizes and pooler is None:
