@@ -101,7 +101,7 @@ def scanned_by_all(
     scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
     scans = np.empty((len(sites), len(ids), int(mask.sum())), dtype=np.float32)
     for column, participant in enumerate(pd.Index(brains.people["participant_id"]).get_indexer(list(ids))):
-        tissues = brains.anatomy.brain(brains.traits(participant))
+        tissues = brains.tissues(participant)
         for row, site in enumerate(sites):
             scans[row, column] = brains.image(tissues, scanners[site], participant)[mask]
     return scans

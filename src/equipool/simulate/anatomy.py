@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -29,16 +28,6 @@ AD_REGIONS = (
 DEFORMATIONS = (((6, 7, 6), 2.2), ((11, 13, 11), 0.9))
 
 
-@dataclass(frozen=True)
-class Traits:
-    """What determines one brain."""
-
-    seed: tuple[int, ...]  # of its shape
-    age: float  # brain age
-    atrophy: float = 0.0  # 0 for a healthy participant, about 1 for one with Alzheimer's disease
-    size: float = 0.0  # share by which the head is larger than the template's
-
-
 class Anatomy:
     """The template and its displacement fields, on a grid with voxels of ``resolution`` mm.
 
@@ -58,11 +47,8 @@ class Anatomy:
         axes = [torch.arange(n) * self.step + c for n, c in zip(self.fine, self.corner, strict=True)]
         self.points = torch.stack(torch.meshgrid(*axes, indexing="ij"))
         template = self._sample(self.points)
-        self.mask = self._pool(template).sum(dim=0).numpy() > 0.5
-        self._prepare_effects(template)
-
-    def _prepare_effects(self, template: Tensor) -> None:
-        """Make the maps of ventricular growth, of widening sulci and of the disease's atrophy."""
+        self.mask = avg_pool3d(template[None], self.finer)[0].sum(dim=0).numpy() > 0.5
+        # Maps of ventricular growth, of widening sulci and of the disease's atrophy.
         x, y, z = self.points
         csf = template[2] * (template.sum(dim=0) > 0.9)
         deep = torch.exp(-((x / 24) ** 2 + ((y + 8) / 40) ** 2 + ((z - 12) / 18) ** 2))
@@ -77,24 +63,25 @@ class Anatomy:
         self.disease.clamp_max_(1.0)
         self.horns = self._gradient(self._smooth(self.disease * (csf > 0.3), 4.0))
 
-    def brain(self, traits: Traits) -> Tensor:
-        """Return the shares of grey matter, white matter and fluid, (3, x, y, z)."""
-        years = (traits.age - 50.0) / 45.0
-        moved = self.points + self._displacement(traits)
-        moved = moved + (0.3 + 3.2 * years + 0.7 * traits.atrophy) * self.push + traits.atrophy * self.horns
-        grey, white, fluid = self._sample(moved)
-        loss = 0.32 * years * self.sulci + 0.26 * traits.atrophy * self.disease
-        lost = grey * loss.clamp(0, 0.9)
-        return self._pool(torch.stack([grey - lost, white, fluid + lost]))
+    def brain(self, seed: tuple[int, ...], age: float, atrophy: float = 0.0, size: float = 0.0) -> Tensor:
+        """Return the shares of grey matter, white matter and fluid of one brain, (3, x, y, z).
 
-    def _displacement(self, traits: Traits) -> Tensor:
-        """Return a smooth random displacement in mm, with the scaling to the head's size."""
-        rng = np.random.default_rng(traits.seed)
-        moved = torch.zeros_like(self.points)
-        for knots, size in DEFORMATIONS:
-            draws = torch.from_numpy(rng.normal(0, size, (1, 3, *knots)).astype(np.float32))
-            moved += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
-        return moved - traits.size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
+        The seed determines its shape; ``age`` is the brain age. ``atrophy`` is 0 for a healthy participant,
+        about 1 for one with Alzheimer's disease; ``size`` the share by which the head exceeds the template's.
+        """
+        rng = np.random.default_rng(seed)
+        displacement = torch.zeros_like(self.points)
+        for knots, strength in DEFORMATIONS:
+            draws = torch.from_numpy(rng.normal(0, strength, (1, 3, *knots)).astype(np.float32))
+            displacement += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
+        displacement -= size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
+        years = (age - 50.0) / 45.0
+        moved = self.points + displacement
+        moved = moved + (0.3 + 3.2 * years + 0.7 * atrophy) * self.push + atrophy * self.horns
+        grey, white, fluid = self._sample(moved)
+        loss = 0.32 * years * self.sulci + 0.26 * atrophy * self.disease
+        lost = grey * loss.clamp(0, 0.9)
+        return avg_pool3d(torch.stack([grey - lost, white, fluid + lost])[None], self.finer)[0]
 
     def _sample(self, points: Tensor) -> Tensor:
         """Return the tissues at points (3, …) in mm."""
@@ -103,9 +90,6 @@ class Anatomy:
         unit = 2 * (points - corner) / self.source_step / (size - 1) - 1
         grid = unit.flip(0).permute(1, 2, 3, 0)[None]  # grid_sample counts z, y, x
         return grid_sample(self.tissues[None], grid, mode="bilinear", align_corners=True)[0]
-
-    def _pool(self, maps: Tensor) -> Tensor:
-        return maps if self.finer == 1 else avg_pool3d(maps[None], self.finer)[0]
 
     def _smooth(self, volume: Tensor, width: float) -> Tensor:
         """Return a volume smoothed by a Gaussian of a width (standard deviation) in mm."""
@@ -133,8 +117,6 @@ def _tissues(average: int) -> tuple[NDArray[np.float32], FloatArray, float]:
     grey, white = grey / total, white / total
     maps = np.stack([grey, white, inside - grey - white]).astype(np.float32)
     corner = head.affine[:3, 3].astype(np.float64)
-    if average == 1:
-        return maps, corner, 1.0
     x, y, z = (n // average * average for n in maps.shape[1:])
     cut = maps[:, :x, :y, :z].reshape(3, x // average, average, y // average, average, z // average, average)
     return cut.mean(axis=(2, 4, 6)), corner + (average - 1) / 2, float(average)

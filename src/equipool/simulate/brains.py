@@ -24,7 +24,7 @@ from equipool.exceptions import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equipool.simulate.anatomy import Anatomy, Traits
+    from equipool.simulate.anatomy import Anatomy
 
 FloatArray = NDArray[np.float64]
 Volume = NDArray[np.float32]
@@ -91,18 +91,17 @@ class SimulatedBrains:
     def __len__(self) -> int:
         return len(self.people)
 
-    def traits(self, participant: int, *, age: float | None = None, atrophy: float | None = None) -> Traits:
-        """Return what determines a participant's brain, at another age or atrophy if given."""
-        from equipool.simulate.anatomy import Traits
-
+    def tissues(self, participant: int, *, age: float | None = None, atrophy: float | None = None) -> Tensor:
+        """Return the tissues of a participant's brain (3, x, y, z), at another age or atrophy if given."""
         row = self.hidden.iloc[participant]
         age = self.people["age"].iloc[participant] if age is None else age
         atrophy = row["atrophy"] if atrophy is None else atrophy
-        return Traits((self.seed, 1, participant), age + row["brain_age_gap"], atrophy, row["size"])
+        seed = self.seed, 1, participant
+        return self.anatomy.brain(seed, age + row["brain_age_gap"], atrophy, row["size"])
 
     def clean(self, participant: int, **changes: float) -> Volume:
         """Return a participant's volume without scanner effects."""
-        return _contrasted(self.anatomy.brain(self.traits(participant, **changes)), CLEAN_CONTRAST)
+        return _contrasted(self.tissues(participant, **changes), CLEAN_CONTRAST)
 
     def scan(self, participant: int) -> Volume:
         """Return a participant's volume as measured by the scanner of their site."""
@@ -110,7 +109,7 @@ class SimulatedBrains:
 
     def both(self, participant: int) -> tuple[Volume, Volume]:
         """Return a participant's scan and clean volume."""
-        tissues = self.anatomy.brain(self.traits(participant))
+        tissues = self.tissues(participant)
         scanner = self.cohort.scanners[int(self.hidden["site"].iloc[participant])]
         return self.image(tissues, scanner, participant), _contrasted(tissues, CLEAN_CONTRAST)
 
@@ -125,23 +124,26 @@ class SimulatedBrains:
         volume = gaussian_filter(_contrasted(tissues, contrast), scanner.blur / step)
         volume = 100 * (np.maximum(volume, 0) / 100) ** (scanner.gamma * (1 + vary * 0.01 * rng.normal()))
         jitter = vary * 0.25 * scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES))
-        volume = volume * np.exp(self._field(self._bias_weights(scanner) + jitter))
+        volume = volume * self.bias_field(scanner, jitter)
         noise = vary * 100 * scanner.noise * rng.normal(size=(2, *volume.shape))
         volume = np.hypot(volume + noise[0], noise[1])
         inside = tissues.sum(dim=0).numpy() > 0.02
         gain = 5.0 * scanner.gain * np.exp(vary * 0.05 * rng.normal())
         return (gain * volume * inside).astype(np.float32)
 
-    def site_field(self, scanner: Scanner) -> Volume:
-        """Return the site's multiplicative bias field."""
-        return np.exp(self._field(self._bias_weights(scanner))).astype(np.float32)
+    def bias_field(self, scanner: Scanner, jitter: FloatArray | float = 0.0) -> FloatArray:
+        """Return a scanner's multiplicative bias field: a sum of slow cosines over the box, exponentiated."""
+        names = [one.name for one in self.cohort.scanners]
+        rng = np.random.default_rng((self.seed, 3, names.index(scanner.name)))
+        weights = scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES)) * 1.5 + jitter
+        axes = [np.cos(np.pi * np.outer(range(3), (np.arange(n) + 0.5) / n)) for n in self.anatomy.shape]
+        waves = (np.einsum("x,y,z->xyz", axes[0][i], axes[1][j], axes[2][k]) for i, j, k in WAVES)
+        return np.exp(sum(w * wave for w, wave in zip(weights, waves, strict=True)))
 
     def site_effect(self, scanner: Scanner) -> Volume:
-        """Return the difference of a scanner's noise-free scan of the template from the clean template."""
-        from equipool.simulate.anatomy import Traits
-
-        template = self.anatomy.brain(Traits((self.seed, 1, 0), self.cohort.mean_age))
-        return self.image(template, scanner) - _contrasted(template, CLEAN_CONTRAST)
+        """Return the difference of a scanner's noise-free scan of one brain from its clean volume."""
+        tissues = self.anatomy.brain((self.seed, 1, 0), self.cohort.mean_age)
+        return self.image(tissues, scanner) - _contrasted(tissues, CLEAN_CONTRAST)
 
     @cached_property
     def disease_effect(self) -> Volume:
@@ -165,19 +167,6 @@ class SimulatedBrains:
         some = np.linspace(0, len(self) - 1, min(12, len(self))).astype(int)
         return np.mean([change(int(k)) for k in some], axis=0, dtype=np.float32)
 
-    def _bias_weights(self, scanner: Scanner) -> FloatArray:
-        names = [one.name for one in self.cohort.scanners]
-        rng = np.random.default_rng((self.seed, 3, names.index(scanner.name)))
-        return scanner.bias * rng.normal(size=len(WAVES)) / np.sqrt(len(WAVES)) * 1.5
-
-    def _field(self, weights: FloatArray) -> FloatArray:
-        """Return a sum of slow cosines over the box."""
-        axes = [np.cos(np.pi * np.outer(range(3), (np.arange(n) + 0.5) / n)) for n in self.anatomy.shape]
-        return sum(
-            w * np.einsum("x,y,z->xyz", axes[0][i], axes[1][j], axes[2][k])
-            for w, (i, j, k) in zip(weights, WAVES, strict=True)
-        )
-
     def write(self, out: Path, *, jobs: int = 1) -> Iterator[int]:
         """Write the BIDS folder with its truth, scan by scan; yield the number of scans written.
 
@@ -185,7 +174,20 @@ class SimulatedBrains:
         """
         from joblib import Parallel, delayed
 
-        self._write_truth(out / "derivatives" / "truth")
+        truth = out / "derivatives" / "truth"
+        affected, unaffected = self.affected()
+        maps: dict[str, Any] = {
+            "mask": self.anatomy.mask,
+            "disease_effect": self.disease_effect,
+            "age_effect_10_years": self.age_effect,
+            "affected": affected,
+            "unaffected": unaffected,
+            **{f"site-{scanner.name}_field": self.bias_field(scanner) for scanner in self.cohort.scanners},
+            **{f"site-{scanner.name}_effect": self.site_effect(scanner) for scanner in self.cohort.scanners},
+        }
+        for name, volume in maps.items():
+            write_volume(truth / f"{name}.nii.gz", volume, self.anatomy.affine, mni=True)
+        write_table(truth / "traits.tsv", pd.concat([self.people["participant_id"], self.hidden], axis=1))
         # Threads: torch and numpy release the interpreter's lock, and the template is not copied.
         parallel = Parallel(n_jobs=jobs, prefer="threads", return_as="generator_unordered")
         tasks = (delayed(self._write_participant)(out, k) for k in range(len(self)))
@@ -200,20 +202,6 @@ class SimulatedBrains:
         for (desc, folder), volume in zip(folders.items(), self.both(participant), strict=True):
             path = image_path({**entities, "desc": desc, "suffix": "T1w"})
             write_volume(folder / path, volume, self.anatomy.affine, mni=True)
-
-    def _write_truth(self, folder: Path) -> None:
-        maps: dict[str, Any] = {
-            "mask": self.anatomy.mask,
-            "disease_effect": self.disease_effect,
-            "age_effect_10_years": self.age_effect,
-        }
-        maps["affected"], maps["unaffected"] = self.affected()
-        for scanner in self.cohort.scanners:
-            maps[f"site-{scanner.name}_field"] = self.site_field(scanner)
-            maps[f"site-{scanner.name}_effect"] = self.site_effect(scanner)
-        for name, volume in maps.items():
-            write_volume(folder / f"{name}.nii.gz", volume, self.anatomy.affine, mni=True)
-        write_table(folder / "traits.tsv", pd.concat([self.people["participant_id"], self.hidden], axis=1))
 
 
 def simulate_brains(
@@ -270,25 +258,32 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
                 f"site{k} cannot have {m} patients among {n} participants; give fewer patients, or more "
                 "participants."
             )
-    healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
-    return Cohort(tuple(map(_invented_scanner, range(len(people)))), tuple(ill), healthy)
-
-
-def _invented_scanner(number: int) -> Scanner:
-    """Return a scanner within the range of the three manufacturers; the same number gives the same one."""
+    # Scanners within the range of the three manufacturers; the same number gives the same one.
     least = np.array([60.0, 15.0, 0.93, 1.0, 0.02, 0.7, 0.06])  # grey matter, fluid, gamma, …, bias
     reach = np.array([6.0, 7.0, 0.19, 0.8, 0.01, 0.9, 0.04])
-    grey, fluid, *others = least + reach * np.random.default_rng((4, number)).random(7)
-    return Scanner(f"site{number + 1}", (grey, 100.0, fluid), *others)
+    scanners = []
+    for k in range(len(people)):
+        grey, fluid, *others = least + reach * np.random.default_rng((4, k)).random(7)
+        scanners.append(Scanner(f"site{k + 1}", (grey, 100.0, fluid), *others))
+    healthy = tuple(n - m for n, m in zip(people, ill, strict=True))
+    return Cohort(tuple(scanners), tuple(ill), healthy)
 
 
 def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Draw the participants' table, and the variables that are not in it (``SimulatedBrains.hidden``)."""
+    """Draw the participants' table, and the variables that are not in it (``SimulatedBrains.hidden``).
+
+    Ages are normally distributed within their range; each site has its window of the quantiles.
+    """
+    from scipy.stats import truncnorm
+
     rng = np.random.default_rng((seed, 0))
     counts = list(zip(cohort.patients, cohort.controls, strict=True))
     site = np.repeat(np.arange(len(counts)), [sum(pair) for pair in counts])
     ill = np.concatenate([np.arange(sum(pair)) < pair[0] for pair in counts])
-    age = _ages(cohort, site, overlap, rng)
+    low, high = ((end - cohort.mean_age) / cohort.age_sd for end in cohort.ages)
+    start, width = (1 - overlap) * site / len(counts), (1 - overlap) / len(counts) + overlap
+    quantiles = start + width * rng.random(len(site))
+    age = truncnorm.ppf(quantiles, low, high, loc=cohort.mean_age, scale=cohort.age_sd)
     order = rng.permutation(len(site))
     site, ill, age = site[order], ill[order], age[order]
     n, names = len(site), np.array([scanner.name for scanner in cohort.scanners], dtype=object)
@@ -308,17 +303,6 @@ def _draw_people(cohort: Cohort, overlap: float, seed: int) -> tuple[pd.DataFram
         {"site": site, "brain_age_gap": rng.normal(0, 4.0, n), "atrophy": atrophy, "size": size}
     )
     return people, hidden
-
-
-def _ages(cohort: Cohort, site: NDArray[np.intp], overlap: float, rng: np.random.Generator) -> FloatArray:
-    """Draw ages from a normal distribution within the range, each site from its window of the quantiles."""
-    from scipy.stats import truncnorm
-
-    low, high = ((end - cohort.mean_age) / cohort.age_sd for end in cohort.ages)
-    count = len(cohort.scanners)
-    start, width = (1 - overlap) * site / count, (1 - overlap) / count + overlap
-    quantiles = start + width * rng.random(len(site))
-    return truncnorm.ppf(quantiles, low, high, loc=cohort.mean_age, scale=cohort.age_sd)
 
 
 def _contrasted(tissues: Tensor, contrast: tuple[float, ...]) -> Volume:

@@ -88,7 +88,11 @@ def simulate_table(
         raise InputError(f"The seed must not be negative. Got {random_state}.")
     rng = np.random.default_rng(random_state)
     site = np.repeat(np.arange(len(sites)), people)
-    age = _ages(rng, site, len(sites), overlap, ages)
+    # Each site's window of ages: adjacent at overlap 0, the whole range at overlap 1.
+    edges = np.linspace(*ages, len(sites) + 1)
+    start = edges[:-1] - overlap * (edges[:-1] - ages[0])
+    stop = edges[1:] + overlap * (ages[1] - edges[1:])
+    age = start[site] + (stop - start)[site] * rng.beta(2.0, 2.0, len(site))
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
     years = (age - ages[0]) / (ages[1] - ages[0])
@@ -111,17 +115,6 @@ def simulate_table(
     )
     order = np.argsort(np.array(sites))  # a pool's sites are in the order of their names
     return SimulatedTable(replace(pool, target_name="dx"), clean, shift[order], scale[order], affected)
-
-
-def _ages(
-    rng: np.random.Generator, site: NDArray[np.intp], n_sites: int, overlap: float, ages: tuple[float, float]
-) -> FloatArray:
-    """Draw ages in each site's window: adjacent at overlap 0, the whole range at overlap 1."""
-    low, high = ages
-    edges = np.linspace(low, high, n_sites + 1)
-    start = edges[:-1] - overlap * (edges[:-1] - low)
-    stop = edges[1:] + overlap * (high - edges[1:])
-    return start[site] + (stop - start)[site] * rng.beta(2.0, 2.0, len(site))
 
 
 def _anatomy(
@@ -151,12 +144,8 @@ def _mixed_and_warped(
     rng: np.random.Generator, deviations: FloatArray, site: NDArray[np.intp], mixing: float, bending: float
 ) -> FloatArray:
     """Return deviations after each site's linear map and monotone warp."""
-    result = deviations.copy()
-    if not mixing and not bending:
-        return result
-    spread = deviations.std(axis=0)
-    width = len(spread)
-    for s in np.unique(site):
+    result, spread, width = deviations.copy(), deviations.std(axis=0), deviations.shape[1]
+    for s in np.unique(site) if mixing or bending else ():
         mixer = np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width)
         part = deviations[site == s] / spread @ mixer
         # A quadratic whose slope stays positive within 2 standard deviations.
