@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 from typing import Any
 
 from equipool.cli.source import READERS
 from equipool.exceptions import InputError
-from equipool.preprocess.folder import find_heads, preprocess_folder, seconds_per_head
+from equipool.preprocess.folder import USUAL_SECONDS, find_heads, preprocess_folder
 from equipool.preprocess.heads import Steps
 from equipool.report.quality_page import write_quality
 
@@ -54,6 +55,7 @@ def _dry_run(arguments: argparse.Namespace, steps: Steps, what: dict[str, Any]) 
     done = [one for one in facts.values() if one is not None]
     jobs = arguments.jobs or os.cpu_count() or 1
     todo = len(heads) - len(done)
-    minutes = seconds_per_head(done) * -(-todo // jobs) / 60
+    seconds = statistics.median([one["seconds"]["all"] for one in done] or [USUAL_SECONDS])
+    minutes = seconds * -(-todo // jobs) / 60
     print(f"{len(done)} done, {todo} to do: about {minutes:.0f} min with {jobs} at a time.")
     return 0
