@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 
-from equipool.benchmark import cohorts as brainsets
+from equipool.benchmark import datasets as brainsets
 from equipool.benchmark import harmonized_images as volumes
 from equipool.cli import app as cli
 from equipool.judge.blocks import block_means

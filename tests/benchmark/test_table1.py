@@ -24,7 +24,7 @@ def quick_runs():
     def small(name, seed=0):
         pool = simulate_table(overlap=0.5, people=80, random_state=seed).pool
         parts = pool.split(0.5, stratify=("site", "target"), random_state=seed)
-        return uci.DatasetSplit(name, *(pool[rows] for rows in parts))
+        return uci.DatasetSplit(*(pool[rows] for rows in parts))
 
     def counted(*key):
         calls.append(key[:3])

@@ -66,8 +66,6 @@ def test_without_a_network_the_error_says_where_to_put_the_file(tmp_path, monkey
 def test_unknown_names_are_answered():
     with pytest.raises(InputError, match="no dataset 'adlut'; there are german, adult"):
         datasets.load_dataset("adlut")
-    with pytest.raises(InputError, match="no raw file"):
-        uci.fetch("iris.data")
 
 
 def test_ages_overlap_as_asked_for(cache):

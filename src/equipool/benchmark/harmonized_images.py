@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.benchmark.cohorts import load_brains, scanned_by_all, simulated_folder, whole_cohort
+from equipool.benchmark.datasets import scanned_by_all, simulated_folder, split_cohort, whole_cohort
 from equipool.benchmark.harmonizers import best_accuracy
 from equipool.benchmark.layout import markdown_table
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of
@@ -108,9 +108,8 @@ def run_volumes(
 
 def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     """Fit harmonizers on the training participants of a split and evaluate volumes of the held-out ones."""
-    data = load_brains(name, seed)
     pool, volumes = whole_cohort(name)
-    train, test = data.rows(data.train), data.rows(data.test)
+    train, test = split_cohort(pool, seed)
     fold = Fold(pool, train, test, np.arange(len(pool)))
     truth = known_truth(name, volumes)
     clean, by_all = None, None
@@ -223,9 +222,9 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     """Return the simulator's truth for a simulated cohort."""
     if ":" in name:
         return None
-    folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
-    scans = [folder.joinpath(*path.parts[-3:]) for path in volumes.paths]
-    scans = [path.with_name(path.name.replace("desc-brain", "desc-clean")) for path in scans]
+    folder = simulated_folder(name) / "derivatives" / "truth"
+    parts = ((*path.parts[-3:-1], path.name.replace("desc-brain", "desc-clean")) for path in volumes.paths)
+    scans = [folder.joinpath(*names) for names in parts]
     return Truth(Volumes.build(scans, mask=volumes.mask), *disease_truth(folder, volumes.mask))
 
 

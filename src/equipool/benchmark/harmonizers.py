@@ -16,8 +16,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -82,7 +80,7 @@ def run_harmonizers(
     if repeats < 1:
         raise InputError(f"The folds must be made at least once. Got {repeats} repeats.")
     for method in methods:
-        make_harmonizer(method)
+        make_harmonizer(method)  # an unknown one is an error
     wanted = {}
     for name, pool in pools.items():
         if not pool.covariates or pool.X is None:
@@ -92,9 +90,8 @@ def run_harmonizers(
         stem = out / "folds" / fingerprint(name, tuple(methods), *data)
         for repeat in range(repeats):
             for fold in range(len(_folds(name, pool, subject, repeat))):
-                arguments = (pool, name, repeat, fold, methods, subject)
-                wanted[stem.with_name(f"{stem.name}-{repeat}-{fold}.json")] = arguments
-    out.mkdir(parents=True, exist_ok=True)
+                path = stem.with_name(f"{stem.name}-{repeat}-{fold}.json")
+                wanted[path] = (pool, name, repeat, fold, methods, subject)
     scores = run_all(score_fold, wanted, what="folds", jobs=jobs, fresh=fresh)
     frame = pd.DataFrame(list(chain.from_iterable(scores)))
     _write(frame, out)
@@ -116,9 +113,8 @@ def read_pool(
     ``subject`` names the column of participants, where these have several rows. Sites of fewer than
     :data:`MIN_ROWS` rows are left out. Simulated tables are named by kind, overlap and seed.
     """
-    truth = _simulated(table)
-    if truth is not None:
-        return table, truth.pool, None
+    if table.startswith("simulated-"):
+        return table, _simulated(table).pool, None
     if site is None:
         raise InputError("Name the column that tells sites apart with --site.")
     frame = read_table(table, labels=label_columns(site, roles))
@@ -129,10 +125,8 @@ def read_pool(
     return Path(table).stem, pool[large], None if subject is None else parse_labels(frame[subject])[large]
 
 
-def _simulated(table: str) -> SimulatedTable | None:
-    """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``, ``None`` for other names."""
-    if not table.startswith("simulated-"):
-        return None
+def _simulated(table: str) -> SimulatedTable:
+    """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``."""
     kind = "simulated-joint-" if table.startswith("simulated-joint-") else "simulated-"
     overlap, _, seed = table.removeprefix(kind).partition("-")
     try:
@@ -148,11 +142,11 @@ def _simulated(table: str) -> SimulatedTable | None:
 
 def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
     """Return the clean features of a simulated table; a file of the same name has none."""
-    with suppress(InputError):
+    try:
         truth = _simulated(table)
-        if truth is not None and np.array_equal(truth.pool.features, pool.features):
-            return truth.clean
-    return None
+    except InputError:
+        return None
+    return truth.clean if np.array_equal(truth.pool.features, pool.features) else None
 
 
 def make_harmonizer(method: str) -> Any:
@@ -180,40 +174,29 @@ def score_fold(
     target and ``clean`` a simulated table; otherwise they are left out.
     """
     part = _folds(table, pool, subject, repeat)[fold]
-    clean, labels = _clean(table, pool), _two_classes(pool)
-    missing = {"clean": clean is None, "ours-y": labels is None}
+    clean, nan = _clean(table, pool), float("nan")
+    labels = np.empty(0) if pool.y is None else pool.y.astype(str)
+    two_classes = pool.task == "class" and len(np.unique(labels)) == 2
+    missing = {"clean": clean is None, "ours-y": not two_classes}
     adv_age = best_accuracy(part.site_scores(pool.C, BALANCED))
     scores = []
     for method in methods:
         if missing.get(method):
             continue
         harmonizer = methods[method] if isinstance(methods, Mapping) else make_harmonizer(method)
-        data = replace(pool, X=clean) if method == "clean" else pool
         start = time.process_time()
-        after = _harmonized(harmonizer, data, part, given_target=method == "ours-y", subject=subject)
+        x = clean if method == "clean" else pool.features
+        after = _harmonized(harmonizer, x, part, given_target=method == "ours-y", subject=subject)
         seconds = time.process_time() - start
         finite = np.nan_to_num(after)
         age = part.number_scores(finite, pool.C[:, 0])
-        target = {} if labels is None else part.class_scores(finite, labels)
-        scores.append(
-            {
-                "table": table,
-                "method": method,
-                "repeat": repeat,
-                "fold": fold,
-                "adv": best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED)),
-                "adv_age": adv_age,
-                "age": age["all"],
-                "lso": age["left-out sites"],
-                "auc": target.get("all", float("nan")),
-                "auc_within": target.get("within sites", float("nan")),
-                "clean": float("nan")
-                if clean is None
-                else r2_with_clean(finite[part.test], clean[part.test]),
-                "broken": 1 - float(np.isfinite(after).mean()),
-                "seconds": seconds,
-            }
-        )
+        target = part.class_scores(finite, labels) if two_classes else {}
+        row: dict[str, Any] = {"table": table, "method": method, "repeat": repeat, "fold": fold}
+        row["adv"] = best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED))
+        row |= {"adv_age": adv_age, "age": age["all"], "lso": age["left-out sites"]}
+        row |= {"auc": target.get("all", nan), "auc_within": target.get("within sites", nan)}
+        row["clean"] = nan if clean is None else r2_with_clean(finite[part.test], clean[part.test])
+        scores.append({**row, "broken": 1 - float(np.isfinite(after).mean()), "seconds": seconds})
     return scores
 
 
@@ -222,18 +205,12 @@ def best_accuracy(scores: Sequence[SiteScore]) -> float:
     return max(score.balanced_accuracy for score in scores)
 
 
-def _two_classes(pool: PooledDataset) -> NDArray[Any] | None:
-    """Return the target where it has two classes."""
-    labels = None if pool.y is None else pool.y.astype(str)
-    return labels if labels is not None and pool.task == "class" and len(np.unique(labels)) == 2 else None
-
-
 def _harmonized(
-    harmonizer: Any, pool: PooledDataset, fold: Fold, *, given_target: bool, subject: NDArray[Any] | None
+    harmonizer: Any, x: Any, fold: Fold, *, given_target: bool, subject: NDArray[Any] | None
 ) -> FloatArray:
     """Fit on training rows, given their target or not, and return all rows; test targets are never given."""
-    x, site, c, train = pool.features, pool.site_labels, pool.C, fold.train
-    given = {"y": np.asarray(pool.y)[train]} if given_target else {}
+    site, c, train = fold.pool.site_labels, fold.pool.C, fold.train
+    given = {"y": np.asarray(fold.pool.y)[train]} if given_target else {}
     if subject is not None and "subject" in signature(harmonizer.fit).parameters:
         given["subject"] = subject[train]
     with warnings.catch_warnings():
@@ -255,10 +232,7 @@ def _write(frame: pd.DataFrame, out: Path) -> None:
     lines = []
     for table, part in mean.groupby(level="table", sort=False):
         cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for name, title in SHOWN.items():
-            if name == "seconds":
-                cells[title] = [f"{seconds:.2f}" for seconds in part[name]]
-            elif part[name].notna().any():
-                cells[title] = mean_and_sd(part[name], spread[name], 3)
+        for name in part[list(SHOWN)].dropna(axis=1, how="all"):
+            cells[SHOWN[str(name)]] = mean_and_sd(part[name], spread[name], 3)
         lines += [f"## {table}", "", markdown_table(cells), ""]
     write_whole(out / "harmonizers.md", "\n".join(lines))

@@ -14,10 +14,18 @@ METHODS_VERSION = 1
 
 Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-METHODS = ("naive", "mmd", "cai", "ss", "rm", "paper", "ours")
+BASELINES = {
+    "naive": "NaivePooler",
+    "mmd": "MMDPooler",
+    "cai": "CAIPooler",
+    "ss": "SubsamplingPooler",
+    "rm": "RandMatchPooler",
+}
+METHODS = (*BASELINES, "paper", "ours")
 
 # From the paper's Algorithm 1 to ours: each step keeps those before it.
 STEPS: dict[str, dict[str, Any]] = {
+    "paper": {},
     "paper+frame": {"tau": "frame", "generator": "spread"},
     "paper+still": {"turning_planes": 1, "independence": 1.0},
     "paper+finetune": {"finetune": True},
@@ -25,7 +33,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "paper+adversary": {"adversary": 0.5},
     "paper+bounded": {"bounded": True},
 }
-ABLATION = ("paper", *STEPS, "ours", "transported")
+ABLATION = (*STEPS, "ours", "transported")
 
 
 def _linear(hidden: int, weight_decay: float) -> dict[str, Any]:
@@ -65,12 +73,11 @@ def settings_of(dataset: str, method: str, settings: Settings | None = None) -> 
 
 def quick_settings(datasets: Sequence[str], methods: Sequence[str], settings: Settings | None) -> Settings:
     """Return settings with a third of the steps, for a quick trial."""
-    quick: dict[str, dict[str, dict[str, Any]]] = {dataset: {} for dataset in datasets}
-    for dataset in datasets:
-        for method in methods:
-            usual = settings_of(dataset, method, settings)
-            quick[dataset][method] = {**usual, "steps": max(int(usual.get("steps", 1500)) // 3, 1)}
-    return quick
+
+    def quick(usual: dict[str, Any]) -> dict[str, Any]:
+        return {**usual, "steps": max(int(usual.get("steps", 1500)) // 3, 1)}
+
+    return {name: {m: quick(settings_of(name, m, settings)) for m in methods} for name in datasets}
 
 
 def read_settings(path: Path) -> Settings:
@@ -80,11 +87,10 @@ def read_settings(path: Path) -> Settings:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
         for dataset, methods in settings.items():
-            for method, changes in methods.items():
+            for method in methods:
+                changes = settings_of(dataset, method, settings)
                 if method != "*":
-                    make_method(method, 0, settings_of(dataset, method, settings))
-                elif not isinstance(changes, dict):
-                    raise TypeError("not a mapping")
+                    make_method(method, 0, changes)
     except (ValueError, AttributeError, TypeError) as error:
         raise InputError(
             f"{path} holds no settings ({error}); give JSON such as "
@@ -97,21 +103,14 @@ def make_method(method: str, seed: int, changes: Mapping[str, Any]) -> Any:
     """Return an unfitted estimator by its name in the table."""
     from equipool import estimators as models
 
-    baselines = {
-        "naive": models.NaivePooler,
-        "mmd": models.MMDPooler,
-        "cai": models.CAIPooler,
-        "ss": models.SubsamplingPooler,
-        "rm": models.RandMatchPooler,
-    }
-    if method in baselines:
-        return baselines[method](random_state=seed, **changes)
+    if method in BASELINES:
+        return getattr(models, BASELINES[method])(random_state=seed, **changes)
     if method in ("ours", "transported"):
         match = {"match": "transported"} if method == "transported" else {}
         return models.EquivariantPooler(random_state=seed, **{**changes, **match})
-    if method in ("paper", *STEPS):
-        names = ["paper", *STEPS]
-        steps = {k: v for name in names[1 : names.index(method) + 1] for k, v in STEPS[name].items()}
+    if method in STEPS:
+        names = list(STEPS)
+        steps = {k: v for name in names[: names.index(method) + 1] for k, v in STEPS[name].items()}
         return models.EquivariantPooler.from_preset("paper", random_state=seed, **{**changes, **steps})
     raise InputError(f"There is no method {method!r}; there are {', '.join([*METHODS, *ABLATION[1:-2]])}.")
 

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from equipool.benchmark.methods import METHODS, make_method, read_settings, settings_text
+from equipool.benchmark import datasets
+from equipool.benchmark.methods import METHODS, SETTINGS, make_method, read_settings, settings_text
 from equipool.benchmark.runs import fingerprint, run_all
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import write_json, write_whole
+from equipool.judge.classifiers import classify_site
 from equipool.progress import Progress, duration, say
 
 # The search space of all methods, and of each.
@@ -28,8 +30,6 @@ SPACE: dict[str, dict[str, list[Any]]] = {
     "paper": {"mmd": [0.03, 0.1, 0.3, 1.0], "latent_reconstruction": [0.01, 0.1]},
     "ours": {"power": [6.0, 10.0, 14.0], "adversary": [0.1, 0.2, 0.5], "mmd": [0.3, 1.0, 3.0]},
 }
-
-FIXED: dict[str, dict[str, Any]] = {"german": {"steps": 400}}  # not searched
 
 
 def search_space(method: str) -> dict[str, list[Any]]:
@@ -62,14 +62,15 @@ def select(
     for method in methods:
         search_space(method)
     parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
-    chosen, tables = {}, []
+    chosen: dict[str, Any] = {}
+    tables = []
     for method in methods:
-        table = _search(dataset, method, out / "trials", trials=trials, parts=parts, jobs=jobs)
+        table = _search(dataset, method, out / "trials", trials, parts, jobs)
         best = choose(table, tolerance)
         table.insert(0, "method", method)
         tables.append(table.assign(chosen=table.index == best))
         row = table.loc[best]
-        chosen[method] = {**FIXED.get(dataset, {}), **row["parameters"]}
+        chosen[method] = row["parameters"]
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
     searched = pd.concat(tables)
     searched["parameters"] = searched["parameters"].map(json.dumps)
@@ -78,7 +79,7 @@ def select(
     # Settings of other methods and datasets, from an earlier search, are kept.
     settings = dict(read_settings(path)) if path.is_file() else {}
     settings[dataset] = {**settings.get(dataset, {}), **chosen}
-    write_whole(path, json.dumps(settings, indent=2) + "\n")
+    write_json(path, settings)
     return chosen
 
 
@@ -96,7 +97,7 @@ def choose(table: pd.DataFrame, tolerance: float) -> int:
 
 
 def _search(
-    dataset: str, method: str, folder: Path, *, trials: int, parts: list[tuple[int, int]], jobs: int | None
+    dataset: str, method: str, folder: Path, trials: int, parts: list[tuple[int, int]], jobs: int | None
 ) -> pd.DataFrame:
     """Run the trials of one method; earlier ones are read, and lead to the same next ones."""
     import optuna
@@ -108,12 +109,12 @@ def _search(
         # Seeded by the number of the trial, so that a killed search resumes as it would have continued.
         study.sampler = optuna.samplers.TPESampler(seed=k, multivariate=True)
         trial = study.ask()
-        parameters = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-        changes = {**FIXED.get(dataset, {}), **parameters}
-        settings, wanted = settings_text(make_method(method, 0, changes)), {}
+        searched = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
+        parameters = {**SETTINGS.get(dataset, {}).get("*", {}), **searched}
+        settings, wanted = settings_text(make_method(method, 0, parameters)), {}
         for part in parts:
             path = folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json"
-            wanted[path] = (dataset, method, changes, *part)
+            wanted[path] = (dataset, method, parameters, *part)
         acc, auc = np.mean(run_all(_judge, wanted, jobs=jobs), axis=0).tolist()
         study.tell(trial, [acc, abs(auc - 0.5)])
         rows.append({"acc": acc, "auc": auc, "parameters": parameters})
@@ -126,14 +127,12 @@ def _search(
 
 def _judge(dataset: str, method: str, changes: Mapping[str, Any], seed: int, split: int) -> list[float]:
     """Fit on a part of the training rows; return the accuracy in percent and the best AUC on the others."""
-    from equipool.benchmark.datasets import load_dataset
-    from equipool.judge.classifiers import classify_site
-
-    pool = load_dataset(dataset, seed).train
-    rows = pool.split(0.25, stratify=("site", "target"), random_state=1000 + split)
-    fit, rest = (pool[part] for part in rows)
+    data = datasets.load_dataset(dataset, seed)
+    rows = data.train.split(0.25, stratify=("site", "target"), random_state=1000 + split)
+    fit, rest = (data.train[part] for part in rows)
+    x, x_rest = data.x(fit), data.x(rest)
     estimator = make_method(method, seed, changes)
-    estimator.fit(fit.X, fit.y, site=fit.site_labels, covariates=fit.C)
-    codes = estimator.transform(fit.X), fit.site_labels, estimator.transform(rest.X), rest.site_labels
+    estimator.fit(x, fit.y, site=fit.site_labels, covariates=fit.C)
+    codes = estimator.transform(x), fit.site_labels, estimator.transform(x_rest), rest.site_labels
     auc = max(score.auc for score in classify_site(*codes, seed=seed))
-    return [100 * float((estimator.predict(rest.X) == rest.y).mean()), auc]
+    return [100 * float((estimator.predict(x_rest) == rest.y).mean()), auc]

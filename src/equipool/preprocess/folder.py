@@ -180,7 +180,7 @@ def find_heads(
     return list(by_name.values())
 
 
-def _entities_of_table(participants: pd.DataFrame) -> list[dict[str, str]]:
+def _entities_of_table(participants: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return BIDS entities of heads; visits are labelled by the first column that is unique, or numbered."""
     table = pd.DataFrame({"sub": participants["participant_id"].map(as_label)})
     if table["sub"].is_unique:
