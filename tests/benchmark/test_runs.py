@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from equipool.benchmark import runs
-from equipool.benchmark.layout import latex_table
-from equipool.benchmark.runs import file_stem, fingerprint, run_all
+from equipool.benchmark.runs import file_stem, fingerprint, latex_table, run_all
 
 
 @pytest.fixture

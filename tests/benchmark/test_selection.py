@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from equipool.benchmark import datasets, methods, runs, selection, uci
+from equipool.benchmark import datasets, methods, runs, selection
 from equipool.cli.app import main
 from equipool.exceptions import InputError
 from equipool.simulate import simulate_table
@@ -68,7 +68,7 @@ def test_a_search_of_another_version_does_not_count(quick, tmp_path, monkeypatch
 def test_settings_are_judged_on_training_people_alone(monkeypatch):
     truth = simulate_table(people=60, random_state=0).pool
     test = truth[np.arange(0)]  # nobody: a look at the test people would fail
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, seed: uci.DatasetSplit(truth, test))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, seed: datasets.DatasetSplit(truth, test))
     acc, auc = selection._judge("sim", "naive", {"steps": 30}, 0, 0)
     assert 0 <= acc <= 100
     assert 0 <= auc <= 1

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from equipool.benchmark import datasets, methods, runs, uci
+from equipool.benchmark import datasets, methods, runs
 from equipool.benchmark import table1 as benchmark
 from equipool.cli.app import main
 from equipool.estimators import EquivariantPooler
@@ -24,7 +24,7 @@ def quick_runs():
     def small(name, seed=0):
         pool = simulate_table(overlap=0.5, people=80, random_state=seed).pool
         parts = pool.split(0.5, stratify=("site", "target"), random_state=seed)
-        return uci.DatasetSplit(*(pool[rows] for rows in parts))
+        return datasets.DatasetSplit(*(pool[rows] for rows in parts))
 
     def counted(*key):
         calls.append(key[:3])

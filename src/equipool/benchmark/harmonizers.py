@@ -25,8 +25,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.benchmark.layout import markdown_table, mean_and_sd
-from equipool.benchmark.runs import fingerprint, run_all
+from equipool.benchmark.runs import fingerprint, markdown_table, mean_and_sd, run_all
 from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset

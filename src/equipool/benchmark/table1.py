@@ -14,9 +14,8 @@ import pandas as pd
 from sklearn.metrics import balanced_accuracy_score
 
 from equipool.benchmark import datasets as data_of
-from equipool.benchmark.layout import latex_table, markdown_table, mean_and_sd
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of, settings_text
-from equipool.benchmark.runs import file_stem, fingerprint, run_all
+from equipool.benchmark.runs import file_stem, fingerprint, latex_table, markdown_table, mean_and_sd, run_all
 from equipool.files import read_json, write_whole
 from equipool.judge.classifiers import UNWEIGHTED, classify_site, shuffled_band
 from equipool.judge.scores import age_from_tau, delta_eq, discrepancy, equivariance_of
