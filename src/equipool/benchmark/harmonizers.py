@@ -173,6 +173,8 @@ def score_fold(
     target and ``clean`` a simulated table; otherwise they are left out.
     """
     part = _folds(table, pool, subject, repeat)[fold]
+    site, train = pool.site_labels, part.train
+    rows = np.isin(site, site[train])
     clean, nan = _clean(table, pool), float("nan")
     labels = np.empty(0) if pool.y is None else pool.y.astype(str)
     two_classes = pool.task == "class" and len(np.unique(labels)) == 2
@@ -183,9 +185,14 @@ def score_fold(
         if missing.get(method):
             continue
         harmonizer = methods[method] if isinstance(methods, Mapping) else make_harmonizer(method)
-        start = time.process_time()
-        x = clean if method == "clean" else pool.features
-        after = _harmonized(harmonizer, x, part, given_target=method == "ours-y", subject=subject)
+        start, x = time.process_time(), clean if method == "clean" else pool.features
+        after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
+        given = {"y": np.asarray(pool.y)[train]} if method == "ours-y" else {}
+        if subject is not None and "subject" in signature(harmonizer.fit).parameters:
+            given["subject"] = subject[train]
+        with warnings.catch_warnings(action="ignore"):  # peers' warnings of small sites
+            harmonizer.fit(after[train], **given, site=site[train], covariates=pool.C[train])
+            after[rows] = harmonizer.transform(after[rows], site=site[rows], covariates=pool.C[rows])
         seconds = time.process_time() - start
         finite = np.nan_to_num(after)
         age = part.number_scores(finite, pool.C[:, 0])
@@ -202,23 +209,6 @@ def score_fold(
 def best_accuracy(scores: Sequence[SiteScore]) -> float:
     """Return the balanced accuracy of the best site classifier."""
     return max(score.balanced_accuracy for score in scores)
-
-
-def _harmonized(
-    harmonizer: Any, x: Any, fold: Fold, *, given_target: bool, subject: NDArray[Any] | None
-) -> FloatArray:
-    """Fit on training rows, given their target or not, and return all rows; test targets are never given."""
-    site, c, train = fold.pool.site_labels, fold.pool.C, fold.train
-    given = {"y": np.asarray(fold.pool.y)[train]} if given_target else {}
-    if subject is not None and "subject" in signature(harmonizer.fit).parameters:
-        given["subject"] = subject[train]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers' warnings of small sites
-        harmonizer.fit(x[train], **given, site=site[train], covariates=c[train])
-        after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
-        rows = np.isin(site, site[train])
-        after[rows] = harmonizer.transform(x[rows], site=site[rows], covariates=c[rows])
-    return after
 
 
 def _write(frame: pd.DataFrame, out: Path) -> None:

@@ -147,12 +147,9 @@ def preprocess_folder(
         for partial in out.glob("sub-*/**/.sub-*"):  # of workers that were stopped while writing
             with suppress(OSError):
                 partial.unlink()
-    complete = [head for head in heads if head.name in facts]
-    return Outcome(
-        {head.name: facts[head.name] for head in complete},
-        {head.name: head.files["picture"] for head in complete},
-        dict(sorted(failed.items())),
-    )
+    complete = {head.name: head for head in heads if head.name in facts}
+    pictures = {name: head.files["picture"] for name, head in complete.items()}
+    return Outcome({name: facts[name] for name in complete}, pictures, dict(sorted(failed.items())))
 
 
 def find_heads(

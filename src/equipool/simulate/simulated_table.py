@@ -101,7 +101,11 @@ def simulate_table(
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
     deviations = _mixed_and_warped(rng, clean - mean, site, mixing, bending)
-    coupled = _coupled(np.random.default_rng((random_state, 2)), factors, site, shift.shape)
+    # Effects of sites by latent factors: parabolas, steps and products, weighted by site.
+    first, second = factors[:, 0], factors[:, 1]
+    curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
+    weights = np.random.default_rng((random_state, 2)).standard_normal((len(sites), 3, features)) / np.sqrt(3)
+    coupled = np.einsum("nk,nkp->np", curves, weights[site])
     deviations += joint * coupled * (clean - mean).std(axis=0)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
@@ -128,16 +132,6 @@ def _anatomy(
     shared = 0.06 * factors @ rng.standard_normal((3, features)) / np.sqrt(3)
     deviation = ageing - np.outer(effect, affected) + shared
     return deviation + noise * rng.standard_normal(deviation.shape), affected, factors
-
-
-def _coupled(
-    rng: np.random.Generator, factors: FloatArray, site: NDArray[np.intp], shape: tuple[int, ...]
-) -> FloatArray:
-    """Return effects of sites and latent factors: parabolas, steps and products, weighted by site."""
-    first, second = factors[:, 0], factors[:, 1]
-    curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
-    weights = rng.standard_normal((shape[0], 3, shape[1])) / np.sqrt(3)
-    return np.einsum("nk,nkp->np", curves, weights[site])
 
 
 def _mixed_and_warped(
