@@ -74,6 +74,11 @@ def test_settings_are_judged_on_training_people_alone(monkeypatch):
     assert 0 <= auc <= 1
 
 
+def test_the_auc_nearest_to_chance_is_taken_within_the_tolerance():
+    trials = pd.DataFrame({"acc": [80.0, 77.0, 70.0], "auc": [0.8, 0.6, 0.5]})
+    assert (selection.choose(trials, 0.05), selection.choose(trials, 0.0)) == (1, 0)
+
+
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_every_searched_parameter_is_one_of_the_method(method):
     space = selection.search_space(method)

@@ -13,6 +13,7 @@ a harmonizer that predicts the age better than these is not closer to the truth.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,11 +44,9 @@ FloatArray = NDArray[np.float64]
 
 HARMONIZERS = (*"raw combat-nocov combat combat-gam covbat covbat-gam ours ours-y clean".split(),)
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
-# Sites change shift, scale, covariance and warp; in the second kind also depending on shared factors.
-SIMULATED_KINDS: dict[str, dict[str, Any]] = {
-    "simulated-": {"features": 24, "noise": 0.12},
-    "simulated-joint-": {"features": 80, "noise": 0.06, "joint": 0.3},
-}
+# Sites change shift, scale, covariance and warp; in the joint kind also depending on shared factors.
+USUAL: dict[str, Any] = {"features": 24, "noise": 0.12, "disease": 0.04, "mixing": 0.3, "bending": 0.1}
+JOINT = {"features": 80, "noise": 0.06, "joint": 0.3}
 FOLDS, MIN_ROWS = 5, 10  # rows of a site
 SHOWN = {
     "adv": "adv",
@@ -113,7 +112,14 @@ def read_pool(
     :data:`MIN_ROWS` rows are left out. Simulated tables are named by kind, overlap and seed.
     """
     if table.startswith("simulated-"):
-        return table, _simulated(table).pool, None
+        truth = _simulated(table)
+        if truth is None:
+            raise InputError(
+                f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
+                "another such table, simulated-joint-0.5 for sites that act by factors that participants "
+                "share."
+            )
+        return table, truth.pool, None
     if site is None:
         raise InputError("Name the column that tells sites apart with --site.")
     frame = read_table(table, labels=label_columns(site, roles))
@@ -124,28 +130,13 @@ def read_pool(
     return Path(table).stem, pool[large], None if subject is None else parse_labels(frame[subject])[large]
 
 
-def _simulated(table: str) -> SimulatedTable:
-    """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``."""
-    kind = "simulated-joint-" if table.startswith("simulated-joint-") else "simulated-"
-    overlap, _, seed = table.removeprefix(kind).partition("-")
-    try:
-        share, number = float(overlap), int(seed or 0)
-    except ValueError:
-        raise InputError(
-            f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
-            "another such table, simulated-joint-0.5 for sites that act by factors that participants share."
-        ) from None
-    kinds = {"disease": 0.04, "mixing": 0.3, "bending": 0.1, **SIMULATED_KINDS[kind]}
-    return simulate_table(sites=SIMULATED, people=120, overlap=share, random_state=number, **kinds)
-
-
-def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
-    """Return the clean features of a simulated table; a file of the same name has none."""
-    try:
-        truth = _simulated(table)
-    except InputError:
+def _simulated(table: str) -> SimulatedTable | None:
+    """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``, ``None`` for other names."""
+    named = re.fullmatch(r"simulated-(joint-)?(0|1|[01]?\.\d+)(?:-(\d+))?", table)
+    if named is None or float(named[2]) > 1:
         return None
-    return truth.clean if np.array_equal(truth.pool.features, pool.features) else None
+    kind = {**USUAL, **(JOINT if named[1] else {})}
+    return simulate_table(sites=SIMULATED, overlap=float(named[2]), random_state=int(named[3] or 0), **kind)
 
 
 def make_harmonizer(method: str) -> Any:
@@ -175,7 +166,9 @@ def score_fold(
     part = _folds(table, pool, subject, repeat)[fold]
     site, train = pool.site_labels, part.train
     rows = np.isin(site, site[train])
-    clean, nan = _clean(table, pool), float("nan")
+    truth, nan = _simulated(table), float("nan")
+    # A file of the same name as a simulated table has no truth.
+    clean = truth.clean if truth and np.array_equal(truth.pool.features, pool.features) else None
     labels = np.empty(0) if pool.y is None else pool.y.astype(str)
     two_classes = pool.task == "class" and len(np.unique(labels)) == 2
     missing = {"clean": clean is None, "ours-y": not two_classes}

@@ -84,14 +84,7 @@ def select(
 
 
 def choose(table: pd.DataFrame, tolerance: float) -> int:
-    """Return the row with the AUC nearest to 0.5 among those within the tolerance of the best accuracy.
-
-    Examples
-    --------
-    >>> trials = pd.DataFrame({"acc": [80.0, 77.0, 70.0], "auc": [0.8, 0.6, 0.5]})
-    >>> choose(trials, 0.05), choose(trials, 0.0)
-    (1, 0)
-    """
+    """Return the row with the AUC nearest to 0.5 among those within the tolerance of the best accuracy."""
     accurate = table[table["acc"] >= (1 - tolerance) * table["acc"].max()]
     return int((accurate["auc"] - 0.5).abs().idxmin())
 

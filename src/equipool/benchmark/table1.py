@@ -15,7 +15,7 @@ from sklearn.metrics import balanced_accuracy_score
 
 from equipool.benchmark import datasets as data_of
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of, settings_text
-from equipool.benchmark.runs import file_stem, fingerprint, latex_table, markdown_table, mean_and_sd, run_all
+from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, mean_and_sd, run_all
 from equipool.files import read_json, write_whole
 from equipool.judge.classifiers import UNWEIGHTED, classify_site, shuffled_band
 from equipool.judge.scores import age_from_tau, delta_eq, discrepancy, equivariance_of
@@ -47,7 +47,7 @@ def run_benchmark(
     fresh: bool = False,
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Run what is missing and write ``runs.csv``, ``table.csv``, ``table.md`` and ``table.tex``.
+    """Run what is missing and write ``runs.csv``, ``table.csv`` and ``table.md``.
 
     Each run is a file under ``runs`` (:func:`.run_all`), so a killed benchmark resumes. ``settings`` replace
     :data:`equipool.benchmark.methods.SETTINGS`.
@@ -55,8 +55,7 @@ def run_benchmark(
     wanted = _wanted(datasets, out / "runs", methods, seeds, settings)
     for dataset in filter(data_of.is_brains, datasets):
         data_of.whole_cohort(dataset)  # simulated or read now, so that runs do not do it at the same time
-    arguments = {path: (*key, settings) for path, key in wanted.items()}
-    records = run_all(run_one, arguments, what="runs", jobs=jobs, fresh=fresh, describe=SUMMARY.format_map)
+    records = run_all(run_one, wanted, what="runs", jobs=jobs, fresh=fresh, describe=SUMMARY.format_map)
     runs = pd.DataFrame(records).assign(tau_file=[path.with_suffix(".npz").name for path in wanted])
     _write_tables(runs, out)
     return runs
@@ -80,14 +79,19 @@ def expected_runs(datasets: Sequence[str], out: Path, *, fresh: bool, **which: A
 
 def _wanted(
     datasets: Sequence[str], folder: Path, methods: Sequence[str], seeds: int, settings: Settings | None
-) -> dict[Path, tuple[str, str, int]]:
-    """Return dataset, method and seed of each run by its file; an unknown method is an error."""
+) -> dict[Path, tuple[str, str, int, Settings | None]]:
+    """Return the arguments of each run by its file; an unknown method is an error."""
     wanted = {}
     for dataset, method in product(datasets, methods):
         estimator = make_method(method, 0, settings_of(dataset, method, settings))
         key = fingerprint(dataset, settings_text(estimator))
         for seed in range(seeds):
-            wanted[folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"] = dataset, method, seed
+            wanted[folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"] = (
+                dataset,
+                method,
+                seed,
+                settings,
+            )
     return wanted
 
 
@@ -155,12 +159,12 @@ def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
 
 
 def _write_tables(runs: pd.DataFrame, out: Path) -> None:
-    """Write runs.csv, and the table of means with standard deviations as CSV, Markdown and LaTeX."""
+    """Write runs.csv, and the table of means with standard deviations as CSV and Markdown."""
     write_whole(out / "runs.csv", runs.to_csv(index=False))
     grouped = runs.groupby(["dataset", "method"], sort=False)[[*COLUMNS, *BESIDE]]
     means, spread = grouped.mean(), grouped.std(ddof=0)
     write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
-    markdown, latex = [], []
+    markdown = []
     for dataset, part in means.groupby(level="dataset", sort=False):
         cells = pd.DataFrame(index=part.index.get_level_values("method"))
         for column, (title, _) in COLUMNS.items():
@@ -174,6 +178,4 @@ def _write_tables(runs: pd.DataFrame, out: Path) -> None:
             "cases."
         )
         markdown.append(f"## {dataset}\n\n{markdown_table(cells)}\n\n{note}\n")
-        latex.append(f"% {dataset}\n{latex_table(cells)}")
     write_whole(out / "table.md", "\n".join(markdown))
-    write_whole(out / "table.tex", "\n".join(latex))
