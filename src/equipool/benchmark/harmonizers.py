@@ -92,7 +92,19 @@ def run_harmonizers(
                 wanted[path] = (pool, name, repeat, fold, methods, subject)
     scores = run_all(score_fold, wanted, what="folds", jobs=jobs, fresh=fresh)
     frame = pd.DataFrame(list(chain.from_iterable(scores)))
-    _write(frame, out)
+    write_whole(out / "folds.csv", frame.to_csv(index=False))
+    # Means over folds, and their standard deviations over repeats.
+    by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
+    grouped = by_repeat.groupby(["table", "method"], sort=False)
+    mean, spread = grouped.mean(), grouped.std(ddof=0)
+    write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
+    lines = []
+    for table, part in mean.groupby(level="table", sort=False):
+        cells = pd.DataFrame(index=part.index.get_level_values("method"))
+        for column in part[list(SHOWN)].dropna(axis=1, how="all"):
+            cells[SHOWN[str(column)]] = mean_and_sd(part[column], spread[column], 3)
+        lines += [f"## {table}", "", markdown_table(cells), ""]
+    write_whole(out / "harmonizers.md", "\n".join(lines))
     return frame
 
 
@@ -202,19 +214,3 @@ def score_fold(
 def best_accuracy(scores: Sequence[SiteScore]) -> float:
     """Return the balanced accuracy of the best site classifier."""
     return max(score.balanced_accuracy for score in scores)
-
-
-def _write(frame: pd.DataFrame, out: Path) -> None:
-    """Write folds and the table: means over folds, and their standard deviations over repeats."""
-    write_whole(out / "folds.csv", frame.to_csv(index=False))
-    by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
-    grouped = by_repeat.groupby(["table", "method"], sort=False)
-    mean, spread = grouped.mean(), grouped.std(ddof=0)
-    write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
-    lines = []
-    for table, part in mean.groupby(level="table", sort=False):
-        cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for name in part[list(SHOWN)].dropna(axis=1, how="all"):
-            cells[SHOWN[str(name)]] = mean_and_sd(part[name], spread[name], 3)
-        lines += [f"## {table}", "", markdown_table(cells), ""]
-    write_whole(out / "harmonizers.md", "\n".join(lines))

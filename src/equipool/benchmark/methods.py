@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,6 @@ def select(
     methods: Sequence[str] = METHODS,
     trials: int = 20,
     tolerance: float = 0.05,
-    seeds: int = 3,
-    splits: int = 2,
     jobs: int | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Search settings for each method; write ``trials.csv`` and ``settings.json``, and return the settings.
@@ -169,11 +168,10 @@ def select(
         raise InputError(f"trials must be at least 1. Got {trials}.")
     for method in methods:
         search_space(method)
-    parts = [(seed, split) for seed in range(seeds) for split in range(splits)]
     chosen: dict[str, Any] = {}
     tables = []
     for method in methods:
-        table = _search(dataset, method, out / "trials", trials, parts, jobs)
+        table = _search(dataset, method, out / "trials", trials, jobs)
         best = choose(table, tolerance)
         tables.append(table.assign(chosen=table.index == best))
         row = table.loc[best]
@@ -196,9 +194,7 @@ def choose(table: pd.DataFrame, tolerance: float) -> int:
     return int((accurate["auc"] - 0.5).abs().idxmin())
 
 
-def _search(
-    dataset: str, method: str, folder: Path, trials: int, parts: list[tuple[int, int]], jobs: int | None
-) -> pd.DataFrame:
+def _search(dataset: str, method: str, folder: Path, trials: int, jobs: int | None) -> pd.DataFrame:
     """Run the trials of one method; earlier ones are read, and lead to the same next ones."""
     import optuna
 
@@ -212,7 +208,7 @@ def _search(
         searched = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
         parameters = {**SETTINGS.get(dataset, {}).get("*", {}), **searched}
         settings, wanted = settings_text(make_method(method, 0, parameters)), {}
-        for part in parts:
+        for part in product(range(3), range(2)):  # seeds and validation splits
             path = folder / f"{dataset}-{method}-{fingerprint(dataset, settings, *part)}.json"
             wanted[path] = (dataset, method, parameters, *part)
         acc, auc = np.mean(run_all(_judge, wanted, jobs=jobs), axis=0).tolist()

@@ -45,15 +45,10 @@ def run_all(
 ) -> list[Any]:
     """Return the results of all tasks in order; those whose file exists are not run again, unless ``fresh``.
 
-    Parameters
-    ----------
-    task
-        A function of a module that returns what JSON can hold, or that and the bytes of a ``.npz`` file to
-        keep beside. Tasks are fanned out over cores or a cluster (:mod:`equipool.parallel`).
-    wanted
-        The arguments of each task by the file of its result.
-    what, describe
-        For messages, if given: the name of the tasks, and one line on a result.
+    ``wanted`` has the arguments of each task by the file of its result. ``task`` is a function of a module
+    that returns what JSON can hold, or that and the bytes of a ``.npz`` file to keep beside; it is fanned out
+    over cores or a cluster (:mod:`equipool.parallel`). For messages, ``what`` names the tasks, and
+    ``describe`` gives one line on a result.
     """
     results = {path: None if fresh else read_json(path) for path in wanted}
     todo = [path for path, result in results.items() if result is None]

@@ -47,7 +47,7 @@ def run_benchmark(
     fresh: bool = False,
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Run what is missing and write ``runs.csv``, ``table.csv`` and ``table.md``.
+    """Run what is missing; write ``runs.csv``, and means with standard deviations, ``table.csv`` and ``.md``.
 
     Each run is a file under ``runs`` (:func:`.run_all`), so a killed benchmark resumes. ``settings`` replace
     :data:`equipool.benchmark.methods.SETTINGS`.
@@ -57,7 +57,25 @@ def run_benchmark(
         data_of.whole_cohort(dataset)  # simulated or read now, so that runs do not do it at the same time
     records = run_all(run_one, wanted, what="runs", jobs=jobs, fresh=fresh, describe=SUMMARY.format_map)
     runs = pd.DataFrame(records).assign(tau_file=[path.with_suffix(".npz").name for path in wanted])
-    _write_tables(runs, out)
+    write_whole(out / "runs.csv", runs.to_csv(index=False))
+    grouped = runs.groupby(["dataset", "method"], sort=False)[[*COLUMNS, *BESIDE]]
+    means, spread = grouped.mean(), grouped.std(ddof=0)
+    write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
+    markdown = []
+    for name, part in means.groupby(level="dataset", sort=False):
+        cells = pd.DataFrame(index=part.index.get_level_values("method"))
+        for column, (title, _) in COLUMNS.items():
+            digits = 3 if "auc" in column else 2
+            cells[title] = mean_and_sd(part[column], spread[column], digits, best_rows(part, column))
+        chance = runs.loc[runs.dataset == name, "adv_chance"].mean()
+        low, high = part["permuted_low"].mean(), part["permuted_high"].mean()
+        note = (
+            f"Majority site {chance:.1f} %; shuffled sites: AUC {low:.3f} to {high:.3f}, M below "
+            f"{part['mmd_shuffled'].min():.2f} to {part['mmd_shuffled'].max():.2f}, by method, in 19 of 20 "
+            "cases."
+        )
+        markdown.append(f"## {name}\n\n{markdown_table(cells)}\n\n{note}\n")
+    write_whole(out / "table.md", "\n".join(markdown))
     return runs
 
 
@@ -86,12 +104,8 @@ def _wanted(
         estimator = make_method(method, 0, settings_of(dataset, method, settings))
         key = fingerprint(dataset, settings_text(estimator))
         for seed in range(seeds):
-            wanted[folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"] = (
-                dataset,
-                method,
-                seed,
-                settings,
-            )
+            path = folder / f"{file_stem(dataset)}-{method}-{seed}-{key}.json"
+            wanted[path] = dataset, method, seed, settings
     return wanted
 
 
@@ -156,26 +170,3 @@ def best_rows(means: pd.DataFrame, column: str) -> pd.Series[bool]:
     elif column == "mmd":
         values = values.clip(lower=0)
     return values == values.min()
-
-
-def _write_tables(runs: pd.DataFrame, out: Path) -> None:
-    """Write runs.csv, and the table of means with standard deviations as CSV and Markdown."""
-    write_whole(out / "runs.csv", runs.to_csv(index=False))
-    grouped = runs.groupby(["dataset", "method"], sort=False)[[*COLUMNS, *BESIDE]]
-    means, spread = grouped.mean(), grouped.std(ddof=0)
-    write_whole(out / "table.csv", means.join(spread.add_suffix("_std")).to_csv())
-    markdown = []
-    for dataset, part in means.groupby(level="dataset", sort=False):
-        cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for column, (title, _) in COLUMNS.items():
-            digits = 3 if "auc" in column else 2
-            cells[title] = mean_and_sd(part[column], spread[column], digits, best_rows(part, column))
-        chance = runs.loc[runs.dataset == dataset, "adv_chance"].mean()
-        low, high = part["permuted_low"].mean(), part["permuted_high"].mean()
-        note = (
-            f"Majority site {chance:.1f} %; shuffled sites: AUC {low:.3f} to {high:.3f}, M below "
-            f"{part['mmd_shuffled'].min():.2f} to {part['mmd_shuffled'].max():.2f}, by method, in 19 of 20 "
-            "cases."
-        )
-        markdown.append(f"## {dataset}\n\n{markdown_table(cells)}\n\n{note}\n")
-    write_whole(out / "table.md", "\n".join(markdown))

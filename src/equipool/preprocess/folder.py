@@ -80,50 +80,29 @@ class Head:
         return None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result for a folder: facts and pictures by head, and the reason of each failure."""
-
-    facts: dict[str, dict[str, Any]]
-    pictures: dict[str, Path]
-    failed: dict[str, str]
-
-
 def preprocess_folder(
-    folder: str | Path,
-    out: str | Path,
-    steps: Steps | None = None,
+    folder: Path,
+    out: Path,
+    steps: Steps,
     *,
     participants: pd.DataFrame | None = None,
     jobs: int | None = None,
     fresh: bool = False,
     **entities: Any,
-) -> Outcome:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Path], dict[str, str]]:
     """Preprocess the T1-weighted images of a BIDS folder into a BIDS derivative.
 
-    Parameters
-    ----------
-    folder, out
-        The BIDS folder to read and the one to write.
-    steps
-        Default: all, at 2 mm.
-    participants
-        The table of :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp`,
-        where the folder is not in BIDS. It is written beside the brains: as ``participants.tsv``, or where
-        participants have several visits, as ``people.tsv`` with the paths.
-    jobs
-        Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
-        (:func:`equipool.parallel.cluster`), all of which need the same paths of both folders.
-    fresh
-        Do heads again that were done with the same steps from the same files.
-    **entities
-        A selection of images, as in :func:`equipool.data.bids.find_images`.
+    Returns facts and pictures by head, and the reason of each failure. ``participants`` is the table of
+    :func:`~equipool.data.presets.read_adni` or ``read_adcp``, where the folder is not in BIDS; it is written
+    beside the brains: as ``participants.tsv``, or where participants have several visits, as ``people.tsv``
+    with the paths. Heads are done on one thread each, ``jobs`` at a time (:func:`equipool.parallel.fan_out`;
+    workers of a cluster need the same paths of both folders). With ``fresh``, heads are done again that were
+    done with the same steps from the same files. ``entities`` select images, as in
+    :func:`equipool.data.bids.find_images`.
     """
-    steps = steps or Steps()
     require_extra(steps)
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1; got {jobs}.")
-    folder, out = Path(folder), Path(out)
     heads = find_heads(folder, out, steps, participants=participants, **entities)
     facts = {head.name: earlier for head in heads if not fresh and (earlier := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
@@ -149,7 +128,7 @@ def preprocess_folder(
                 partial.unlink()
     complete = {head.name: head for head in heads if head.name in facts}
     pictures = {name: head.files["picture"] for name, head in complete.items()}
-    return Outcome({name: facts[name] for name in complete}, pictures, dict(sorted(failed.items())))
+    return {name: facts[name] for name in complete}, pictures, dict(sorted(failed.items()))
 
 
 def find_heads(

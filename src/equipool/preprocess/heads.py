@@ -49,20 +49,13 @@ GAP_MM = 8.0  # half the width of the ventricles and sulci that are closed in an
 class Steps:
     """What is done to a head.
 
-    Parameters
-    ----------
-    resolution
-        Voxel size of the result in mm; 2 gives 91×109×91 voxels, 4 gives 46×55×46.
-    skip
-        Steps to leave out: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
-        ``"normalize"`` (intensities stay in the scanner's units).
-    brain_extracted
-        Whether the image shows the brain alone; its mask is then that of :func:`extracted_mask`.
+    ``skip`` leaves out steps: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
+    ``"normalize"`` (intensities stay in the scanner's units).
     """
 
-    resolution: float = 2.0
+    resolution: float = 2.0  # voxel size of the result in mm; 2 gives 91×109×91 voxels, 4 gives 46×55×46
     skip: tuple[str, ...] = ()
-    brain_extracted: bool = False
+    brain_extracted: bool = False  # the image shows the brain alone; its mask is that of extracted_mask
 
     def __post_init__(self) -> None:
         unknown = [step for step in self.skip if step not in SKIPPABLE]

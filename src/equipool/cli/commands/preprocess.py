@@ -28,23 +28,23 @@ def run(arguments: argparse.Namespace) -> int:
     what: dict[str, Any] = {"participants": participants, **entities}
     if arguments.dry_run:
         return _dry_run(arguments, steps, what)
-    outcome = preprocess_folder(
+    done, pictures, failed = preprocess_folder(
         arguments.bids, arguments.out, steps, jobs=arguments.jobs, fresh=arguments.fresh, **what
     )
-    quality = {name: facts["quality"] for name, facts in outcome.facts.items()}
-    table = write_quality(arguments.out, quality, outcome.pictures, outcome.failed)
+    quality = {name: facts["quality"] for name, facts in done.items()}
+    table = write_quality(arguments.out, quality, pictures, failed)
     odd = table[table["flags"] != ""]
-    print(f"{len(table)} heads in {arguments.out}, {len(odd)} flagged, {len(outcome.failed)} failed.")
+    print(f"{len(table)} heads in {arguments.out}, {len(odd)} flagged, {len(failed)} failed.")
     for name, flags in odd["flags"].items():
         print(f"flagged {name}: {flags}")
-    for name, reason in outcome.failed.items():
+    for name, reason in failed.items():
         print(f"failed {name}: {reason}")
     print(f"Look at {arguments.out / 'qc.html'}")
     if participants is not None and participants["participant_id"].duplicated().any():
         print(
             f"Visits are listed in {arguments.out / 'people.tsv'}; go on with that table and --images path."
         )
-    return 1 if outcome.failed else 0
+    return 1 if failed else 0
 
 
 def _dry_run(arguments: argparse.Namespace, steps: Steps, what: dict[str, Any]) -> int:
