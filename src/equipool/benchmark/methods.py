@@ -173,18 +173,17 @@ def select(
     for method in methods:
         table = _search(dataset, method, out / "trials", trials, jobs)
         best = choose(table, tolerance)
-        tables.append(table.assign(chosen=table.index == best))
+        tables.append(
+            table.assign(chosen=table.index == best, parameters=table["parameters"].map(json.dumps))
+        )
         row = table.loc[best]
         chosen[method] = row["parameters"]
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")
-    searched = pd.concat(tables)
-    searched["parameters"] = searched["parameters"].map(json.dumps)
-    write_whole(out / "trials.csv", searched.to_csv(index=False))
+    write_whole(out / "trials.csv", pd.concat(tables).to_csv(index=False))
     path = out / "settings.json"
     # Settings of other methods and datasets, from an earlier search, are kept.
     settings = dict(read_settings(path)) if path.is_file() else {}
-    settings[dataset] = {**settings.get(dataset, {}), **chosen}
-    write_json(path, settings)
+    write_json(path, {**settings, dataset: {**settings.get(dataset, {}), **chosen}})
     return chosen
 
 

@@ -72,10 +72,11 @@ class Cohort:
     overlap: float = 0.95
 
 
-GE = Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1.0, bias=0.08)
-PHILIPS = Scanner("Philips", (60.0, 100.0, 15.0), gamma=1.12, blur=1.8, noise=0.020, gain=1.6, bias=0.06)
-SIEMENS = Scanner("Siemens", (66.0, 100.0, 22.0), gamma=0.93, blur=1.3, noise=0.025, gain=0.7, bias=0.10)
-
+ADNI = (
+    Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1.0, bias=0.08),
+    Scanner("Philips", (60.0, 100.0, 15.0), gamma=1.12, blur=1.8, noise=0.020, gain=1.6, bias=0.06),
+    Scanner("Siemens", (66.0, 100.0, 22.0), gamma=0.93, blur=1.3, noise=0.025, gain=0.7, bias=0.10),
+)
 # ADCP's three sites all have scanners of one manufacturer.
 ADCP = (
     Scanner("site1", (63.0, 100.0, 19.0), noise=0.020, blur=1.0, bias=0.06),
@@ -84,7 +85,7 @@ ADCP = (
 )
 # Sample counts as in the paper.
 COHORTS = {
-    "adni": Cohort((GE, PHILIPS, SIEMENS), (44, 32, 83), (78, 50, 162)),
+    "adni": Cohort(ADNI, (44, 32, 83), (78, 50, 162)),
     "adcp": Cohort(ADCP, (10, 10, 5), (39, 33, 19), (55.0, 90.0), mean_age=70.0, age_sd=8.0, overlap=0.8),
 }
 
