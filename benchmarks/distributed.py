@@ -132,7 +132,7 @@ def train_in_double() -> None:
     import torch
 
     from equipool.estimators.pooling_estimator import PoolingEstimator, ScaledVolumes, TrainingData
-    from equipool.nn.resnet import SingleModule, VolumeDecoder, VolumeEncoder
+    from equipool.nn.networks import SingleModule, VolumeDecoder, VolumeEncoder
 
     torch.set_default_dtype(torch.float64)
     prepare, read = PoolingEstimator._prepare, ScaledVolumes.tensor

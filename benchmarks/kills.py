@@ -30,9 +30,9 @@ TRAINING = """
 import sys
 import torch
 import equipool as ep
-from equipool.nn import checkpoints
+from equipool.nn import training
 torch.set_num_threads(1)
-checkpoints.SECONDS = 0.2
+training.SECONDS = 0.2
 pool = ep.simulate_table(people=200).pool
 pooler = ep.EquivariantPooler(steps=400, random_state=0, checkpoint=sys.argv[1] + "/checkpoint")
 pooler.fit(pool.X, pool.y, site=pool.site_labels, covariates=pool.C).save(sys.argv[1] + "/model")

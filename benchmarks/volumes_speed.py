@@ -27,8 +27,8 @@ from torch import nn
 
 from equipool import EquivariantPooler
 from equipool.data.volumes import Volumes
-from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
-from equipool.simulate.anatomy import Anatomy
+from equipool.nn.networks import ResNet3d, VolumeDecoder, VolumeEncoder, voxel_decoder
+from equipool.simulate.brains import Anatomy
 
 PEOPLE = 2000
 PARTS = ("network", "memory", "reading")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from equipool.benchmark import uci
+from equipool.benchmark import datasets
 from equipool.exceptions import EquipoolError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,8 +46,8 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EQUIPOOL_CACHE", str(folder))
         try:
-            for name in uci.FILES:
-                uci.fetch(name)
+            for name in datasets.FILES:
+                datasets.fetch(name)
         except EquipoolError as error:
             pytest.skip(f"the UCI files cannot be fetched here: {error}")
         yield folder

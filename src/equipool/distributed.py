@@ -27,7 +27,7 @@ Number = TypeVar("Number", np.float32, np.float64)
 Value = TypeVar("Value")
 
 LEAST = 2  # rows of a process: batch normalisation needs two
-SHARED_PAIRS = 1024  # rows from which on the pairs of a batch are shared out too
+SHARED_PAIRS = 1024  # rows from which on the pairs of a batch are shared out; for fewer, messages take longer
 
 _parts: tuple[int, ...] = ()  # rows of each process in the batch that is being computed; none outside of one
 
@@ -43,10 +43,18 @@ def start() -> tuple[int, int]:
     >>> start()
     (0, 1)
     """
-    if processes.is_initialized():
+    if "RANK" not in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        job = int(os.environ.get("SLURM_JOB_ID", "0"))
+        names = {
+            "RANK": os.environ["SLURM_PROCID"],
+            "WORLD_SIZE": os.environ["SLURM_NTASKS"],
+            "LOCAL_RANK": os.environ.get("SLURM_LOCALID", "0"),
+            "MASTER_ADDR": os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "localhost"),
+            "MASTER_PORT": str(20000 + job % 20000),  # two jobs on one node must not meet
+        }
+        os.environ.update({name: os.environ.get(name, value) for name, value in names.items()})
+    if processes.is_initialized() or "RANK" not in os.environ:
         return world()
-    if not _environment():
-        return 0, 1
     local = int(os.environ.get("LOCAL_RANK", "0"))
     on_gpus = torch.cuda.is_available() and local < torch.cuda.device_count()
     if on_gpus:
@@ -72,21 +80,6 @@ def warn_unless_started() -> None:
             EquipoolWarning,
             stacklevel=3,
         )
-
-
-def _environment() -> bool:
-    """Say whether several processes were started; SLURM's variables are copied to the names of torch."""
-    if "RANK" not in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        job = int(os.environ.get("SLURM_JOB_ID", "0"))
-        names = {
-            "RANK": os.environ["SLURM_PROCID"],
-            "WORLD_SIZE": os.environ["SLURM_NTASKS"],
-            "LOCAL_RANK": os.environ.get("SLURM_LOCALID", "0"),
-            "MASTER_ADDR": os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "localhost"),
-            "MASTER_PORT": str(20000 + job % 20000),  # two jobs on one node must not meet
-        }
-        os.environ.update({name: os.environ.get(name, value) for name, value in names.items()})
-    return "RANK" in os.environ
 
 
 def world() -> tuple[int, int]:
@@ -125,19 +118,11 @@ def local_rows() -> slice:
 
 
 def gather(x: Tensor) -> Tensor:
-    """Return the whole batch, of which x holds this process's rows; the gradient goes back to these.
-
-    What follows must be the same in every process, as a loss of the whole batch is, so its gradient is the
-    same and needs no message. It is multiplied by the number of processes, by which :func:`average_gradients`
-    divides: gradients of a network before the gathering must be added up, those after it must not.
-    """
+    """Return the whole batch, of which x holds this process's rows."""
     if not _parts:
         return x
-    rows, size = local_rows(), len(_parts)
-    whole = nn.functional.pad(x, [0, 0] * (x.ndim - 1) + [rows.start, sum(_parts) - rows.stop])
-    if whole.requires_grad:
-        whole.register_hook(lambda gradient: gradient * size)
-    return _sum_of_values(whole)
+    rows = local_rows()
+    return total(nn.functional.pad(x, [0, 0] * (x.ndim - 1) + [rows.start, sum(_parts) - rows.stop]))
 
 
 def average(mean: Tensor, rows: int) -> Tensor:
@@ -150,110 +135,50 @@ def batch_rows(rows: int) -> int:
     return sum(_parts) or rows
 
 
-class Pairs:
-    """How the pairs of a batch's rows are shared out: each process takes some rows, paired with all others.
-
-    Between :meth:`split` and :meth:`sum` processes compute different things; before and after, the same. In
-    one process, and for few rows, where messages would take longer, every process computes all pairs.
-    """
-
-    def __init__(self, n_rows: int) -> None:
-        self.shared = bool(_parts) and n_rows >= SHARED_PAIRS
-        rank, size = world() if self.shared else (0, 1)
-        self.local_rows = slice(n_rows * rank // size, n_rows * (rank + 1) // size)
-
-    def split(self, x: Tensor) -> Tensor:
-        """Return x unchanged; its gradient is the sum of all processes' gradients."""
-        return _sum_of_gradients(x) if self.shared else x
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of what each process computed."""
-        return _sum_of_values(x) if self.shared else x
-
-    def median(self, x: Tensor) -> Tensor:
-        """Return the lower median of all processes' numbers, which are at least 0; of none, 1.
-
-        It lies between the least and the greatest of the processes' medians, and few numbers do. Among these
-        it is found by bisection of their bits, whose order is that of the numbers.
-        """
-        if not self.shared:
-            return x.median() if x.numel() else x.new_ones(())
-        bits = x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()]).flatten()
-        # Of no numbers, a range that bounds nothing.
-        low, high = [int(bits.median())] * 2 if len(bits) else [torch.iinfo(bits.dtype).max, -1]
-        count, ends = torch.tensor(len(bits)).to(x.device), torch.tensor([-low, high]).to(x.device)
-        processes.all_reduce(count)
-        processes.all_reduce(ends, processes.ReduceOp.MAX)
-        if not count:
-            return x.new_ones(())
-        below, above = -int(ends[0]) - 1, int(ends[1])
-        n_below = (bits <= below).sum()
-        bits = bits[(bits > below) & (bits <= above)]
-        while above - below > 1:
-            middle = (below + above) // 2
-            n_up_to_middle = n_below + (bits <= middle).sum()
-            processes.all_reduce(n_up_to_middle)
-            below, above = (below, middle) if 2 * n_up_to_middle >= count else (middle, above)
-        return torch.tensor(above, dtype=bits.dtype, device=x.device).view(x.dtype)
-
-
 def total(x: Tensor) -> Tensor:
-    """Return the sum over processes of what each has of its rows; gradients are summed likewise."""
-    return _sum_of_values(_sum_of_gradients(x)) if _parts else x
+    """Return the sum over processes of what each has of its rows."""
+    return _Sum.apply(x) if _parts else x  # type: ignore[no-untyped-call]
 
 
-def _sum_of_all(x: Tensor) -> Tensor:
-    summed = x.clone()
-    processes.all_reduce(summed)
-    return summed
+class _Sum(torch.autograd.Function):
+    """The sum of the processes' tensors; backwards, of their gradients."""
 
+    # Every process takes the gradient of the loss, which all of them compute. So the gradients behind a sum
+    # are as many times too large as there are processes, by which average_gradients divides.
 
-def _sum_of_gradients(x: Tensor) -> Tensor:
-    """Return x; backwards, the processes' gradients are added up."""
-    result = x.view_as(x)
-    if result.requires_grad:
-        result.register_hook(_sum_of_all)
-    return result
-
-
-def _sum_of_values(x: Tensor) -> Tensor:
-    """Return the sum of the processes' tensors; backwards the identity, as the loss is the same in all."""
-    summed: Tensor = _SumOfValues.apply(x)  # type: ignore[no-untyped-call]
-    return summed
-
-
-class _SumOfValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return _sum_of_all(x)
+        summed = x.clone(memory_format=torch.contiguous_format)
+        processes.all_reduce(summed)
+        return summed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
+        return _Sum.forward(ctx, gradients[0])
+
+
+def paired_rows(rows: int) -> slice:
+    """Return the rows of a large batch that this process compares with all others; of a small batch, all."""
+    rank, size = world()
+    shared = _parts and rows >= SHARED_PAIRS
+    return slice(rows * rank // size, rows * (rank + 1) // size) if shared else slice(None)
 
 
 def average_gradients(module: nn.Module) -> None:
-    """Replace each gradient by its mean over the processes, in one message for each precision."""
-    size = world()[1]
+    """Replace each gradient by its mean over the processes, in one message, in the widest precision."""
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    for dtype in {gradient.dtype: None for gradient in gradients} if size > 1 else ():
-        same = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = torch.cat([gradient.flatten() for gradient in same])
+    size = world()[1]
+    if size > 1 and gradients:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         processes.all_reduce(flat)
-        for gradient, mean in zip(same, flat.div_(size).split([g.numel() for g in same]), strict=True):
+        parts = flat.div_(size).split([gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, parts, strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 
 def synchronise(module: nn.Module) -> None:
-    """Give every process the leader's numbers, and the mean of the statistics of batch normalisation."""
-    size = world()[1]
-    if size == 1:
-        return
-    for name, buffer in module.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            processes.all_reduce(buffer)
-            buffer.div_(size)
-    for tensor in (*module.parameters(), *module.buffers()):
+    """Give every process the leader's parameters and buffers."""
+    for tensor in (*module.parameters(), *module.buffers()) if world()[1] > 1 else ():
         processes.broadcast(tensor.data, 0)
 
 
@@ -284,7 +209,7 @@ def share(value: Value) -> Value:
 @contextmanager
 def leader_first() -> Iterator[None]:
     """Let the leader run a block before the others, which then use the cache that it has filled."""
-    if world()[1] > 1 and not leads():
+    if not leads():
         processes.barrier()
     try:
         yield

@@ -1,10 +1,10 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from equipool.benchmark import runs
-from equipool.benchmark.layout import latex_table
 from equipool.benchmark.runs import file_stem, fingerprint, run_all
 
 
@@ -86,9 +86,8 @@ def test_folders_of_one_name_are_told_apart_in_file_names(tmp_path):
     assert file_stem("german") == "german"
 
 
-def test_latex_has_symbols_and_the_best_in_bold():
-    import pandas as pd
-
-    text = latex_table(pd.DataFrame({"ΔEq": ["**2.0** (0.1)"], "ACC %": ["74.0 (1.0)"]}, index=["ours"]))
-    assert r"$\Delta_{Eq}$ & ACC \% \\" in text
-    assert r"ours & \textbf{2.0} (0.1) & 74.0 (1.0) \\" in text
+def test_a_table_has_one_row_a_method_with_the_best_in_bold():
+    cells = runs.mean_and_sd(pd.Series([0.5]), pd.Series([0.123]), 2, bold=pd.Series([True]))
+    assert cells == ["**0.50** (0.12)"]
+    table = runs.markdown_table(pd.DataFrame({"ACC %": cells}, index=["ours"]))
+    assert table == "| method | ACC % |\n|---|---|\n| ours | **0.50** (0.12) |"

@@ -269,20 +269,20 @@ def test_a_table_of_images(more, name, brain_folder, tmp_path):
 
 def test_a_killed_run_goes_on_with_the_training(harmonized, brain_folder, tmp_path, monkeypatch, capsys):
     from equipool.files import cache_folder
-    from equipool.nn import checkpoints, training
+    from equipool.nn import training
 
     out, call = harmonized
     call = [*call[:3], str(tmp_path / "again"), *call[4:], "--no-report"]
-    monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
-    count, steps = training._State.count, []
+    monkeypatch.setattr(training, "SECONDS", 0.0)
+    count, steps = training.History.count, []
 
-    def counted(state, terms):
-        count(state, terms)
+    def counted(history, terms):
+        count(history, terms)
         steps.append(1)
         if len(steps) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training._State, "count", counted)
+    monkeypatch.setattr(training.History, "count", counted)
     assert main(call) == 130
     assert "goes on with the training" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from equipool.nn import coders
-from equipool.nn.resnet import ResNet3d, VolumeDecoder, VolumeEncoder
+from equipool.nn.networks import ResNet3d, VolumeDecoder, VolumeEncoder
 
 
 class Seen(nn.Module):

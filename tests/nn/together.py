@@ -23,7 +23,7 @@ from equipool.nn import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.resnet import ResNet3d
+from equipool.nn.networks import ResNet3d
 from equipool.sites.design import Design
 from equipool.sites.volume_model import fit_volume_model
 
@@ -80,16 +80,6 @@ def volume_step():
     return torch.cat([value.detach().view(1), *gradients, *running])
 
 
-def medians(rank, size):
-    """Return medians of numbers that are shared out, as torch would give them of all."""
-    results = {}
-    for k, count in enumerate((1, 2, 7, 100)):
-        numbers = torch.rand(count, generator=torch.Generator().manual_seed(k)) * 10.0 ** (k - 1)
-        with distributed.sharded(9):
-            results[f"median of {count}"] = distributed.Pairs(9).median(numbers[rank::size]).numpy()
-    return results
-
-
 def arrays_of(part, name="model"):
     """Yield the arrays and numbers of a model by name."""
     if isinstance(part, tuple):
@@ -131,7 +121,6 @@ def main(out):
     results["loss where most are alike"] = one_step(
         lambda z: mmd(z * (torch.arange(9) > 6)[:, None], SITE)
     ).numpy()
-    results |= medians(rank, size)
     distributed.SHARED_PAIRS = 1024
     results["loss of volumes"] = volume_step().numpy()
     results |= closed_form(rank)

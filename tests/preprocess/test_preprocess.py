@@ -247,9 +247,9 @@ def test_what_is_no_head_is_named(tmp_path, values, says):
 
 @pytest.mark.slow
 def test_heads_are_shared_out_over_processes(bids, tmp_path):
-    outcome = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=2)
-    assert list(outcome.facts) == ["sub-0", "sub-1", "sub-2"]
-    assert outcome.failed == {}
+    facts, _, failed = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=2)
+    assert list(facts) == ["sub-0", "sub-1", "sub-2"]
+    assert failed == {}
 
 
 def test_a_head_can_be_sent_to_a_process(bids, tmp_path):
@@ -260,8 +260,8 @@ def test_a_head_can_be_sent_to_a_process(bids, tmp_path):
 
 
 def test_the_result_is_a_bids_derivative(bids, tmp_path):
-    outcome = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=1)
-    assert list(outcome.facts) == ["sub-0", "sub-1", "sub-2"]
+    facts, _, _ = preprocess_folder(bids, tmp_path / "out", COARSE, jobs=1)
+    assert list(facts) == ["sub-0", "sub-1", "sub-2"]
     anat = tmp_path / "out" / "sub-1" / "anat"
     stem = f"sub-1_space-{SPACE}_res-8_desc-brain"
     image, mask = (nibabel.load(anat / f"{stem}_{end}.nii.gz") for end in ("T1w", "mask"))
@@ -288,8 +288,8 @@ def test_sessions_and_runs_stay_apart(tmp_path):
         )
         target.parent.mkdir(parents=True)
         path.rename(target)
-    outcome = preprocess_folder(tmp_path / "bids", tmp_path / "out", COARSE, jobs=1)
-    assert list(outcome.facts) == ["sub-1_ses-a_run-1", "sub-1_ses-b_run-1"]
+    facts, _, _ = preprocess_folder(tmp_path / "bids", tmp_path / "out", COARSE, jobs=1)
+    assert list(facts) == ["sub-1_ses-a_run-1", "sub-1_ses-b_run-1"]
     assert len(list((tmp_path / "out" / "sub-1" / "ses-b" / "anat").glob("*_T1w.nii.gz"))) == 1
 
 

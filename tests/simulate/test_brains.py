@@ -82,13 +82,13 @@ def test_the_disease_takes_the_hippocampus(brains):
 
 def test_older_brains_have_more_fluid(brains):
     for person in range(4):
-        fluid = [float(brains.anatomy.brain(brains.traits(person, age=age))[2].sum()) for age in (55, 70, 85)]
+        fluid = [float(brains.tissues(person, age=age)[2].sum()) for age in (55, 70, 85)]
         assert fluid == sorted(fluid)
         assert fluid[2] > 1.05 * fluid[0]
 
 
 def test_scanners_differ_more_than_scans_of_one(brains):
-    tissues = brains.anatomy.brain(brains.traits(0))
+    tissues = brains.tissues(0)
     mask = brains.anatomy.mask
 
     def scan(scanner, person):

@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.benchmark.cohorts import load_brains, scanned_by_all, simulated_folder, whole_cohort
+from equipool.benchmark.datasets import scanned_by_all, simulated_folder, split_cohort, whole_cohort
 from equipool.benchmark.harmonizers import best_accuracy
-from equipool.benchmark.layout import markdown_table
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of
-from equipool.benchmark.runs import file_stem, fingerprint, run_all
+from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, run_all
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
 from equipool.data.volumes import Volumes
@@ -55,65 +54,52 @@ class VolumeResult:
     """The result of :func:`run_volumes`."""
 
     name: str
-    splits: pd.DataFrame  # a row for each split and method
-    detected: pd.DataFrame  # a row for each t-map
     maps: dict[str, StatMap]
     pool: PooledDataset
     volumes: Volumes
     harmonized: Volumes
     truth: Truth | None
-
-    @property
-    def text(self) -> str:
-        """Both tables as Markdown."""
-        scores = self.splits.drop(columns="split").groupby("method", sort=False)
-        spread = scores.std().map(lambda sd: "" if np.isnan(sd) else f" ({sd:.2g})")
-        cells = scores.mean().map("{:.4g}".format) + spread
-        maps = self.detected.set_index("map").map(lambda x: f"{x:.4g}" if isinstance(x, float) else str(x))
-        return (
-            f"## {self.name}: harmonized volumes, held-out participants\n\n{markdown_table(cells)}\n\n"
-            f"## {self.name}: t-maps of the disease, all participants\n\n{markdown_table(maps, 'map')}\n"
-        )
+    text: str  # tables of the splits and of the t-maps, as Markdown
 
 
 def run_volumes(
-    name: str,
-    out: Path,
-    *,
-    splits: int = 5,
-    jobs: int | None = None,
-    settings: Settings | None = None,
-    fresh: bool = False,
+    name: str, out: Path, *, splits: int = 5, settings: Settings | None = None, **how: Any
 ) -> VolumeResult:
     """Evaluate harmonized volumes on several splits, and t-maps of the whole cohort; write both tables.
 
-    Each split is a file under ``runs`` (:func:`.run_all`), so a killed comparison resumes.
+    Each split is a file under ``runs``, so a killed comparison resumes; ``how`` (``jobs``, ``fresh``) as in
+    :func:`.run_all`.
     """
     stem = file_stem(name)
     pool, volumes = whole_cohort(name)
     key = fingerprint(name, HARMONIZED, pool.sites, pool.C, pool.site, volumes.mask, volumes.scales)
     wanted = {out / "runs" / f"{stem}-volumes-{key}-{k}.json": (name, k) for k in range(splits)}
     say(f"{name}: harmonized volumes of {splits} splits")
-    scores = run_all(judge_split, wanted, what="splits", jobs=jobs, fresh=fresh)
+    scores = run_all(judge_split, wanted, what="splits", **how)
     truth = known_truth(name, volumes)
     say(f"{name}: t-maps")
     maps, harmonized = disease_maps(name, pool, volumes, settings)
     rows, detected = pd.DataFrame(list(chain.from_iterable(scores))), _detected(maps, truth)
-    result = VolumeResult(name, rows, detected, maps, pool, volumes, harmonized, truth)
-    write_whole(out / f"{stem}-volumes.csv", result.splits.to_csv(index=False))
-    write_whole(out / f"{stem}-tmaps.csv", result.detected.to_csv(index=False))
-    write_whole(out / f"{stem}-volumes.md", result.text)
-    return result
+    scores_by = rows.drop(columns="split").groupby("method", sort=False)
+    spread = scores_by.std().map(lambda sd: "" if np.isnan(sd) else f" ({sd:.2g})")
+    cells = scores_by.mean().map("{:.4g}".format) + spread
+    shown = detected.set_index("map").map(lambda x: f"{x:.4g}" if isinstance(x, float) else str(x))
+    text = (
+        f"## {name}: harmonized volumes, held-out participants\n\n{markdown_table(cells)}\n\n"
+        f"## {name}: t-maps of the disease, all participants\n\n{markdown_table(shown, 'map')}\n"
+    )
+    write_whole(out / f"{stem}-volumes.csv", rows.to_csv(index=False))
+    write_whole(out / f"{stem}-tmaps.csv", detected.to_csv(index=False))
+    write_whole(out / f"{stem}-volumes.md", text)
+    return VolumeResult(name, maps, pool, volumes, harmonized, truth, text)
 
 
 def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     """Fit harmonizers on the training participants of a split and evaluate volumes of the held-out ones."""
-    data = load_brains(name, seed)
     pool, volumes = whole_cohort(name)
-    train, test = data.rows(data.train), data.rows(data.test)
+    train, test = split_cohort(pool, seed)
     fold = Fold(pool, train, test, np.arange(len(pool)))
     truth = known_truth(name, volumes)
-    clean, by_all = None, None
     if truth is not None:
         clean, by_all = truth.clean.read(), scanned_by_all(name, pool.ids[test], pool.sites, volumes.mask)
     from_age = best_accuracy(fold.site_scores(pool.C, BALANCED))
@@ -134,9 +120,13 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
             "scanner_auc": max(score.auc for score in plain),
             "scanner_within": max(among_test.values(), default=float("nan")),
         }
-        if clean is not None and by_all is not None:
-            scans = _blocks_by_all(by_all, harmonize, volumes[test], test)
-            row["scanner_same_people"] = best_accuracy(fitted.score(*scans))
+        if truth is not None:
+            # All scanners have the same participants, so that age does not predict the scanner.
+            seen = (volumes[test].with_values(scans) for scans in by_all)
+            after = [harmonize(scans, test, np.full(len(test), k)).read() for k, scans in enumerate(seen)]
+            same = np.concatenate([block_means(scans, volumes.mask) for scans in after])
+            scores = fitted.score(same, np.repeat(np.arange(len(by_all)), len(test)))
+            row["scanner_same_people"] = best_accuracy(scores)
             row["like_clean"] = correlation_with_clean(values[test], clean[test])
             deviations = (z[test] - z[train].mean(axis=0, dtype=np.float64) for z in (values, clean))
             row["deviation_like_clean"] = correlation_with_clean(*deviations)
@@ -145,25 +135,11 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     chance = []
     for k in range(SHUFFLES):
         site = shuffled_sites(pool.site, train, np.random.default_rng((seed, k)))
-        plain = fold.site_scores(blocks, UNWEIGHTED, site=site)
         best = best_accuracy(fold.site_scores(blocks, BALANCED, site=site))
-        chance.append((best, max(score.accuracy for score in plain)))
-    names = ("scanner_shuffled", "accuracy_shuffled")
-    return [row | dict(zip(names, np.mean(chance, axis=0).tolist(), strict=True)) for row in rows]
-
-
-def _blocks_by_all(
-    by_all: NDArray[np.float32], harmonize: Harmonizer, volumes: Volumes, participants: IntArray
-) -> tuple[FloatArray, IntArray]:
-    """Return block means of participants harmonized from every scanner's scan of them, and the scanners.
-
-    All scanners have the same participants, so that age does not predict the scanner.
-    """
-    blocks = []
-    for site, scans in enumerate(by_all):
-        clean = harmonize(volumes.with_values(scans), participants, np.full(len(participants), site))
-        blocks.append(block_means(clean.read(), volumes.mask))
-    return np.concatenate(blocks), np.repeat(np.arange(len(by_all)), len(participants))
+        accuracy = max(score.accuracy for score in fold.site_scores(blocks, UNWEIGHTED, site=site))
+        chance.append({"scanner_shuffled": best, "accuracy_shuffled": accuracy})
+    mean: dict[Any, float] = pd.DataFrame(chance).mean().to_dict()
+    return [{**row, **mean} for row in rows]
 
 
 def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:
@@ -185,9 +161,8 @@ def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArr
 
     if method in ("raw", "gain"):
         return lambda scans, rows, site: normalised(scans)
-    combat = ComBatPeer("combat").fit(
-        normalised(volumes[train]).read(), site=pool.site[train], covariates=pool.C[train]
-    )
+    combat, given = ComBatPeer("combat"), {"site": pool.site[train], "covariates": pool.C[train]}
+    combat.fit(normalised(volumes[train]).read(), **given)
     return lambda scans, rows, site: scans.with_values(
         combat.transform(normalised(scans).read(), site=site, covariates=pool.C[rows])
     )
@@ -197,25 +172,23 @@ def disease_maps(
     name: str, pool: PooledDataset, volumes: Volumes, settings: Settings | None
 ) -> tuple[dict[str, StatMap], Volumes]:
     """Return t-maps of the target, adjusted for age: of each scanner, each method and each baseline."""
-    all_rows = np.arange(len(pool))
-    y = np.asarray(pool.y)
+    all_rows, y, maps = np.arange(len(pool)), np.asarray(pool.y), {}
     positive = "AD" if "AD" in set(y) else sorted(set(y))[-1]
 
-    def mapped(values: Any, rows: NDArray[Any], label: str) -> StatMap:
-        return stat_map(values, y[rows], covariates=pool.C[rows], positive=positive, name=label)
+    def add(label: str, values: Any, rows: NDArray[Any]) -> None:
+        maps[label] = stat_map(values, y[rows], covariates=pool.C[rows], positive=positive, name=label)
 
-    maps = {}
     for k, site in enumerate(pool.sites):
         rows = np.flatnonzero(pool.site == k)
-        maps[f"{site} alone"] = mapped(volumes[rows], rows, f"{site} alone")
+        add(f"{site} alone", volumes[rows], rows)
     for method in HARMONIZED:
         harmonized = harmonizer(method, pool, volumes, all_rows)(volumes, all_rows, pool.site)
         label = {"raw": "naive pool", "gain": "pool, gain normalised"}.get(method, method)
-        maps[label] = mapped(harmonized, all_rows, label)
+        add(label, harmonized, all_rows)
     for method in METHODS[:5]:
         estimator = make_method(method, 0, settings_of(name, method, settings))
         estimator.fit(volumes, pool.y, site=pool.site_labels, covariates=pool.C)
-        maps[f"{method} rebuilt"] = mapped(estimator.reconstruct(volumes), all_rows, f"{method} rebuilt")
+        add(f"{method} rebuilt", estimator.reconstruct(volumes), all_rows)
     return maps, harmonized
 
 
@@ -223,9 +196,9 @@ def known_truth(name: str, volumes: Volumes) -> Truth | None:
     """Return the simulator's truth for a simulated cohort."""
     if ":" in name:
         return None
-    folder = simulated_folder(name.removesuffix("-hard").removesuffix("-sim")) / "derivatives" / "truth"
-    scans = [folder.joinpath(*path.parts[-3:]) for path in volumes.paths]
-    scans = [path.with_name(path.name.replace("desc-brain", "desc-clean")) for path in scans]
+    folder = simulated_folder(name) / "derivatives" / "truth"
+    parts = ((*path.parts[-3:-1], path.name.replace("desc-brain", "desc-clean")) for path in volumes.paths)
+    scans = [folder.joinpath(*names) for names in parts]
     return Truth(Volumes.build(scans, mask=volumes.mask), *disease_truth(folder, volumes.mask))
 
 

@@ -13,11 +13,10 @@ a harmonizer that predicts the age better than these is not closer to the truth.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -27,12 +26,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from equipool.benchmark.layout import markdown_table, mean_and_sd
-from equipool.benchmark.runs import fingerprint, run_all
+from equipool.benchmark.runs import fingerprint, markdown_table, mean_and_sd, run_all
 from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
-from equipool.data.tables import label_columns, read_table
+from equipool.data.tables import read_table
 from equipool.estimators.peers import PEERS, ComBatPeer
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
@@ -46,11 +44,9 @@ FloatArray = NDArray[np.float64]
 
 HARMONIZERS = (*"raw combat-nocov combat combat-gam covbat covbat-gam ours ours-y clean".split(),)
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
-# Sites change shift, scale, covariance and warp; in the second kind also depending on shared factors.
-SIMULATED_KINDS: dict[str, dict[str, Any]] = {
-    "simulated-": {"features": 24, "noise": 0.12},
-    "simulated-joint-": {"features": 80, "noise": 0.06, "joint": 0.3},
-}
+# Sites change shift, scale, covariance and warp; in the joint kind also depending on shared factors.
+USUAL: dict[str, Any] = {"features": 24, "noise": 0.12, "disease": 0.04, "mixing": 0.3, "bending": 0.1}
+JOINT = {"features": 80, "noise": 0.06, "joint": 0.3}
 FOLDS, MIN_ROWS = 5, 10  # rows of a site
 SHOWN = {
     "adv": "adv",
@@ -82,7 +78,7 @@ def run_harmonizers(
     if repeats < 1:
         raise InputError(f"The folds must be made at least once. Got {repeats} repeats.")
     for method in methods:
-        make_harmonizer(method)
+        make_harmonizer(method)  # an unknown one is an error
     wanted = {}
     for name, pool in pools.items():
         if not pool.covariates or pool.X is None:
@@ -92,12 +88,23 @@ def run_harmonizers(
         stem = out / "folds" / fingerprint(name, tuple(methods), *data)
         for repeat in range(repeats):
             for fold in range(len(_folds(name, pool, subject, repeat))):
-                arguments = (pool, name, repeat, fold, methods, subject)
-                wanted[stem.with_name(f"{stem.name}-{repeat}-{fold}.json")] = arguments
-    out.mkdir(parents=True, exist_ok=True)
+                path = stem.with_name(f"{stem.name}-{repeat}-{fold}.json")
+                wanted[path] = (pool, name, repeat, fold, methods, subject)
     scores = run_all(score_fold, wanted, what="folds", jobs=jobs, fresh=fresh)
     frame = pd.DataFrame(list(chain.from_iterable(scores)))
-    _write(frame, out)
+    write_whole(out / "folds.csv", frame.to_csv(index=False))
+    # Means over folds, and their standard deviations over repeats.
+    by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
+    grouped = by_repeat.groupby(["table", "method"], sort=False)
+    mean, spread = grouped.mean(), grouped.std(ddof=0)
+    write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
+    lines = []
+    for table, part in mean.groupby(level="table", sort=False):
+        cells = pd.DataFrame(index=part.index.get_level_values("method"))
+        for column in part[list(SHOWN)].dropna(axis=1, how="all"):
+            cells[SHOWN[str(column)]] = mean_and_sd(part[column], spread[column], 3)
+        lines += [f"## {table}", "", markdown_table(cells), ""]
+    write_whole(out / "harmonizers.md", "\n".join(lines))
     return frame
 
 
@@ -116,12 +123,18 @@ def read_pool(
     ``subject`` names the column of participants, where these have several rows. Sites of fewer than
     :data:`MIN_ROWS` rows are left out. Simulated tables are named by kind, overlap and seed.
     """
-    truth = _simulated(table)
-    if truth is not None:
+    if table.startswith("simulated-"):
+        truth = _simulated(table)
+        if truth is None:
+            raise InputError(
+                f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
+                "another such table, simulated-joint-0.5 for sites that act by factors that participants "
+                "share."
+            )
         return table, truth.pool, None
     if site is None:
         raise InputError("Name the column that tells sites apart with --site.")
-    frame = read_table(table, labels=label_columns(site, roles))
+    frame = read_table(table, labels=[site, roles.get("id")])
     pool = PooledDataset.from_frame(frame, site=site, **roles)
     large = np.bincount(pool.site, minlength=len(pool.sites))[pool.site] >= MIN_ROWS
     if len(np.unique(pool.site[large])) < 2:
@@ -131,28 +144,11 @@ def read_pool(
 
 def _simulated(table: str) -> SimulatedTable | None:
     """Return the simulated table of a name ``simulated-[joint-]OVERLAP[-SEED]``, ``None`` for other names."""
-    if not table.startswith("simulated-"):
+    named = re.fullmatch(r"simulated-(joint-)?(0|1|[01]?\.\d+)(?:-(\d+))?", table)
+    if named is None or float(named[2]) > 1:
         return None
-    kind = "simulated-joint-" if table.startswith("simulated-joint-") else "simulated-"
-    overlap, _, seed = table.removeprefix(kind).partition("-")
-    try:
-        share, number = float(overlap), int(seed or 0)
-    except ValueError:
-        raise InputError(
-            f"{table!r} is no simulated table; write simulated-0.5 for half overlap, simulated-0.5-7 for "
-            "another such table, simulated-joint-0.5 for sites that act by factors that participants share."
-        ) from None
-    kinds = {"disease": 0.04, "mixing": 0.3, "bending": 0.1, **SIMULATED_KINDS[kind]}
-    return simulate_table(sites=SIMULATED, people=120, overlap=share, random_state=number, **kinds)
-
-
-def _clean(table: str, pool: PooledDataset) -> FloatArray | None:
-    """Return the clean features of a simulated table; a file of the same name has none."""
-    with suppress(InputError):
-        truth = _simulated(table)
-        if truth is not None and np.array_equal(truth.pool.features, pool.features):
-            return truth.clean
-    return None
+    kind = {**USUAL, **(JOINT if named[1] else {})}
+    return simulate_table(sites=SIMULATED, overlap=float(named[2]), random_state=int(named[3] or 0), **kind)
 
 
 def make_harmonizer(method: str) -> Any:
@@ -180,87 +176,42 @@ def score_fold(
     target and ``clean`` a simulated table; otherwise they are left out.
     """
     part = _folds(table, pool, subject, repeat)[fold]
-    clean, labels = _clean(table, pool), _two_classes(pool)
-    missing = {"clean": clean is None, "ours-y": labels is None}
+    site, train = pool.site_labels, part.train
+    rows = np.isin(site, site[train])
+    truth, nan = _simulated(table), float("nan")
+    # A file of the same name as a simulated table has no truth.
+    clean = truth.clean if truth and np.array_equal(truth.pool.features, pool.features) else None
+    labels = np.empty(0) if pool.y is None else pool.y.astype(str)
+    two_classes = pool.task == "class" and len(np.unique(labels)) == 2
+    missing = {"clean": clean is None, "ours-y": not two_classes}
     adv_age = best_accuracy(part.site_scores(pool.C, BALANCED))
     scores = []
     for method in methods:
         if missing.get(method):
             continue
         harmonizer = methods[method] if isinstance(methods, Mapping) else make_harmonizer(method)
-        data = replace(pool, X=clean) if method == "clean" else pool
-        start = time.process_time()
-        after = _harmonized(harmonizer, data, part, given_target=method == "ours-y", subject=subject)
+        start, x = time.process_time(), clean if method == "clean" else pool.features
+        after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
+        if harmonizer is not None:
+            given = {"y": np.asarray(pool.y)[train]} if method == "ours-y" else {}
+            if subject is not None and "subject" in signature(harmonizer.fit).parameters:
+                given["subject"] = subject[train]
+            with warnings.catch_warnings(action="ignore"):  # peers' warnings of small sites
+                harmonizer.fit(after[train], **given, site=site[train], covariates=pool.C[train])
+                after[rows] = harmonizer.transform(after[rows], site=site[rows], covariates=pool.C[rows])
         seconds = time.process_time() - start
         finite = np.nan_to_num(after)
         age = part.number_scores(finite, pool.C[:, 0])
-        target = {} if labels is None else part.class_scores(finite, labels)
-        scores.append(
-            {
-                "table": table,
-                "method": method,
-                "repeat": repeat,
-                "fold": fold,
-                "adv": best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED)),
-                "adv_age": adv_age,
-                "age": age["all"],
-                "lso": age["left-out sites"],
-                "auc": target.get("all", float("nan")),
-                "auc_within": target.get("within sites", float("nan")),
-                "clean": float("nan")
-                if clean is None
-                else r2_with_clean(finite[part.test], clean[part.test]),
-                "broken": 1 - float(np.isfinite(after).mean()),
-                "seconds": seconds,
-            }
-        )
+        target = part.class_scores(finite, labels) if two_classes else {}
+        row: dict[str, Any] = {"table": table, "method": method, "repeat": repeat, "fold": fold}
+        row["adv"] = best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED))
+        row |= {"adv_age": adv_age, "age": age["all"], "lso": age["left-out sites"]}
+        row |= {"auc": target.get("all", nan), "auc_within": target.get("within sites", nan)}
+        row["clean"] = nan if clean is None else r2_with_clean(finite[part.test], clean[part.test])
+        scores.append({**row, "broken": 1 - float(np.isfinite(after).mean()), "seconds": seconds})
     return scores
 
 
 def best_accuracy(scores: Sequence[SiteScore]) -> float:
     """Return the balanced accuracy of the best site classifier."""
     return max(score.balanced_accuracy for score in scores)
-
-
-def _two_classes(pool: PooledDataset) -> NDArray[Any] | None:
-    """Return the target where it has two classes."""
-    labels = None if pool.y is None else pool.y.astype(str)
-    return labels if labels is not None and pool.task == "class" and len(np.unique(labels)) == 2 else None
-
-
-def _harmonized(
-    harmonizer: Any, pool: PooledDataset, fold: Fold, *, given_target: bool, subject: NDArray[Any] | None
-) -> FloatArray:
-    """Fit on training rows, given their target or not, and return all rows; test targets are never given."""
-    x, site, c, train = pool.features, pool.site_labels, pool.C, fold.train
-    after = np.array(x)  # rows of sites without training rows stay as measured; they are not tested
-    if harmonizer is None:
-        return after
-    given = {"y": np.asarray(pool.y)[train]} if given_target else {}
-    if subject is not None and "subject" in signature(harmonizer.fit).parameters:
-        given["subject"] = subject[train]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers' warnings of small sites
-        harmonizer.fit(x[train], **given, site=site[train], covariates=c[train])
-        rows = np.isin(site, site[train])
-        after[rows] = harmonizer.transform(x[rows], site=site[rows], covariates=c[rows])
-    return after
-
-
-def _write(frame: pd.DataFrame, out: Path) -> None:
-    """Write folds and the table: means over folds, and their standard deviations over repeats."""
-    write_whole(out / "folds.csv", frame.to_csv(index=False))
-    by_repeat = frame.groupby(["table", "method", "repeat"], sort=False)[[*SHOWN, "broken"]].mean()
-    grouped = by_repeat.groupby(["table", "method"], sort=False)
-    mean, spread = grouped.mean(), grouped.std(ddof=0)
-    write_whole(out / "harmonizers.csv", mean.join(spread.add_suffix("_std")).to_csv())
-    lines = []
-    for table, part in mean.groupby(level="table", sort=False):
-        cells = pd.DataFrame(index=part.index.get_level_values("method"))
-        for name, title in SHOWN.items():
-            if name == "seconds":
-                cells[title] = [f"{seconds:.2f}" for seconds in part[name]]
-            elif part[name].notna().any():
-                cells[title] = mean_and_sd(part[name], spread[name], 3)
-        lines += [f"## {table}", "", markdown_table(cells), ""]
-    write_whole(out / "harmonizers.md", "\n".join(lines))

@@ -1,4 +1,8 @@
-"""Work that is done once: each result is a file named by a hash of its inputs, so that killed runs resume."""
+"""Work that is done once, and tables of it as text.
+
+Each result is a file named by a hash of its inputs, so that killed runs resume. A table has one row a method;
+a cell in bold begins with ``**``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import joblib
+import pandas as pd
 
-from equipool.benchmark.methods import METHODS_VERSION
 from equipool.files import read_json, write_whole
 from equipool.judge.scores import SCORES_VERSION
 from equipool.parallel import fan_out
@@ -18,18 +22,16 @@ from equipool.progress import Progress, duration, say
 from equipool.simulate.brains import BRAINS_VERSION
 from equipool.version import __version__
 
+# Raise it when an estimator or a harmonizer gives other results: benchmarks are then run again.
+METHODS_VERSION = 1
+
 
 def fingerprint(*parts: Any) -> str:
     """Return a hash of the parts and of the versions of the code that computes results.
 
     Raise ``METHODS_VERSION``, ``SCORES_VERSION`` or ``BRAINS_VERSION`` when results change.
     """
-    digest = hashlib.sha256(repr((__version__, METHODS_VERSION, SCORES_VERSION, BRAINS_VERSION)).encode())
-    for part in parts:
-        numbers = isinstance(part, np.ndarray) and part.dtype != object
-        digest.update(repr(np.shape(part) if numbers else part).encode())
-        digest.update(part.tobytes() if numbers else b"")
-    return digest.hexdigest()[:16]
+    return joblib.hash((__version__, METHODS_VERSION, SCORES_VERSION, BRAINS_VERSION, *parts))[:16]
 
 
 def run_all(
@@ -43,15 +45,10 @@ def run_all(
 ) -> list[Any]:
     """Return the results of all tasks in order; those whose file exists are not run again, unless ``fresh``.
 
-    Parameters
-    ----------
-    task
-        A function of a module that returns what JSON can hold, or that and the bytes of a ``.npz`` file to
-        keep beside. Tasks are fanned out over cores or a cluster (:mod:`equipool.parallel`).
-    wanted
-        The arguments of each task by the file of its result.
-    what, describe
-        For messages, if given: the name of the tasks, and one line on a result.
+    ``wanted`` has the arguments of each task by the file of its result. ``task`` is a function of a module
+    that returns what JSON can hold, or that and the bytes of a ``.npz`` file to keep beside; it is fanned out
+    over cores or a cluster (:mod:`equipool.parallel`). For messages, ``what`` names the tasks, and
+    ``describe`` gives one line on a result.
     """
     results = {path: None if fresh else read_json(path) for path in wanted}
     todo = [path for path, result in results.items() if result is None]
@@ -82,3 +79,19 @@ def file_stem(dataset: str) -> str:
 
 def _with_path(task: Callable[..., Any], path: Path, arguments: tuple[Any, ...]) -> tuple[Path, Any]:
     return path, task(*arguments)
+
+
+def mean_and_sd(
+    means: pd.Series[float], sds: pd.Series[float], digits: int, bold: pd.Series[bool] | None = None
+) -> list[str]:
+    """Return cells of means and standard deviations, those of ``bold`` rows in bold."""
+    stars = [""] * len(means) if bold is None else ["**" * best for best in bold]
+    rows = zip(stars, means, sds.reindex(means.index), strict=True)
+    return [f"{star}{mean:.{digits}f}{star} ({sd:.{digits}f})" for star, mean, sd in rows]
+
+
+def markdown_table(cells: pd.DataFrame, first: str = "method") -> str:
+    """Return a Markdown table with the index as its first column."""
+    rows = [[first, *cells.columns], *cells.reset_index().to_numpy().tolist()]
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])

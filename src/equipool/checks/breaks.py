@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 
 from equipool.checks.findings import Finding, warning
 from equipool.checks.inputs import Inputs
@@ -43,7 +45,14 @@ class Break:
 
 def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterator[Finding]:
     """Warn of sites whose rows change at some point; ``measured`` replaces the features, if given."""
-    values, regressors = inputs.X if measured is None else measured, _regressors(inputs)
+    values, regressors = inputs.X if measured is None else measured, inputs.covariates
+    if inputs.target is not None and inputs.task == "number":
+        regressors = np.column_stack([regressors, inputs.target])
+    elif inputs.target is not None:
+        labels = pd.Series(inputs.target.astype(str))
+        # The rarest of very many classes are taken together.
+        common = labels.value_counts().index[: min(MAX_CLASSES, labels.nunique() - 1)].to_numpy()
+        regressors = np.column_stack([regressors, labels.to_numpy()[:, None] == common])
     for k, site in enumerate(inputs.sites):
         rows = inputs.rows_with_site[inputs.site_index == k]
         step = find_break(values[rows], regressors[rows])
@@ -81,7 +90,12 @@ def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> 
 
     sizes = steps(np.arange(n)[None])[0]
     best = int(sizes.argmax())
-    size = float(sizes[best]) / _inflation(scores, int(before[best]))
+    # The variance inflation (1 + ρ)/(1 − ρ) by the correlation ρ of neighbouring rows.
+    parts = scores[: before[best]], scores[before[best] :]
+    residuals = np.concatenate([part - part.mean(axis=0) for part in parts])
+    rho = float((residuals[1:] * residuals[:-1]).sum() / max((residuals**2).sum(), 1e-300))
+    correlated = rho >= 2 / np.sqrt(residuals.size)
+    size = float(sizes[best]) * ((1 - min(rho, 0.99)) / (1 + rho) if correlated else 1.0)
     rng = np.random.default_rng(seed)
     permuted: FloatArray = np.empty(0)
     while len(permuted) < PERMUTATIONS and not (permuted >= size).any():
@@ -91,13 +105,6 @@ def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> 
         permuted = np.append(permuted, steps(orders).max(axis=1))
     p = (1 + int((permuted >= size).sum())) / (1 + len(permuted))
     return Break(int(starts[before[best]]), size, float(np.quantile(permuted, 0.95)), p)
-
-
-def _inflation(scores: FloatArray, start: int) -> float:
-    """Return the variance inflation (1 + ρ)/(1 − ρ) by the correlation ρ of neighbouring rows; at least 1."""
-    residuals = np.concatenate([part - part.mean(axis=0) for part in (scores[:start], scores[start:])])
-    rho = float((residuals[1:] * residuals[:-1]).sum() / max((residuals**2).sum(), 1e-300))
-    return (1 + rho) / (1 - min(rho, 0.99)) if rho >= 2 / np.sqrt(residuals.size) else 1.0
 
 
 def _with_hinges(regressors: FloatArray) -> FloatArray:
@@ -117,8 +124,7 @@ def _with_hinges(regressors: FloatArray) -> FloatArray:
 
 def _components(values: FloatArray, regressors: FloatArray) -> FloatArray | None:
     """Return the first principal components of the residuals, each of variance 1; ``None`` if they are 0."""
-    largest = np.abs(values).max(axis=0)
-    values = values / np.where(largest > 0, largest, 1.0)  # squares of huge numbers overflow
+    values = values / np.maximum(np.abs(values).max(axis=0), 1e-300)  # squares of huge numbers overflow
     design = np.column_stack([np.ones(len(regressors)), regressors])
     residuals = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     deviation = residuals.std(axis=0)
@@ -128,37 +134,17 @@ def _components(values: FloatArray, regressors: FloatArray) -> FloatArray | None
     residuals = np.clip(residuals[:, varies] / deviation[varies], -WINSOR, WINSOR)
     residuals -= residuals.mean(axis=0)
     n = len(residuals)
-    # The smaller of the two Gram matrices has the same components.
-    if residuals.shape[1] <= n:
-        eigenvalues, vectors = np.linalg.eigh(residuals.T @ residuals)
-        scores = residuals @ vectors
-    else:
-        eigenvalues, vectors = np.linalg.eigh(residuals @ residuals.T)
-        scores = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))
-    first = np.flatnonzero(eigenvalues > 1e-9 * eigenvalues[-1])[::-1][: min(COMPONENTS, n // MIN_ROWS)]
-    standard: FloatArray = scores[:, first] / np.sqrt(eigenvalues[first] / n)
+    # From the Gram matrix of at most MAX_GROUPS rows, however many features there are.
+    first = max(n - min(COMPONENTS, n // MIN_ROWS), 0)
+    eigenvalues, vectors = eigh(residuals @ residuals.T, subset_by_index=(first, n - 1))
+    standard: FloatArray = vectors[:, eigenvalues > 1e-9 * eigenvalues[-1]] * np.sqrt(n)
     return standard
 
 
 def _group_means(values: FloatArray, starts: NDArray[np.intp]) -> FloatArray:
     """Return the means of neighbouring rows; cells without a finite value have the mean of their column."""
     finite = np.isfinite(values)
-    if not finite.all():
-        count = np.maximum(finite.sum(axis=0), 1)
-        values = np.where(finite, values, np.where(finite, values, 0.0).sum(axis=0) / count)
+    count = np.maximum(finite.sum(axis=0), 1)
+    values = np.where(finite, values, np.where(finite, values, 0.0).sum(axis=0) / count)
     rows = np.diff(np.append(starts, len(values)))
-    means: FloatArray = np.add.reduceat(values, starts, axis=0) / rows[:, None]
-    return means
-
-
-def _regressors(inputs: Inputs) -> FloatArray:
-    """Return covariates and target as columns of numbers."""
-    if inputs.target is None:
-        return inputs.covariates
-    if inputs.task == "number":
-        return np.column_stack([inputs.covariates, inputs.target])
-    labels = inputs.target.astype(str)
-    names, count = np.unique(labels, return_counts=True)
-    # The rarest of very many classes are taken together.
-    common = names[np.argsort(-count, kind="stable")][: min(MAX_CLASSES, len(names) - 1)]
-    return np.column_stack([inputs.covariates, labels[:, None] == common])
+    return np.asarray(np.add.reduceat(values, starts, axis=0) / rows[:, None])

@@ -31,24 +31,18 @@ def site_cautions(inputs: Inputs) -> Iterator[Finding]:
         return
     single, small = labels[counts == 1], labels[(counts > 1) & (counts < SMALL_SITE)]
     if 0 < len(single) < len(labels):
-        text = (
-            f"{plural(len(single), 'site has', 'sites have')} one participant only ({listed(single)}): "
-            "nothing can be estimated there, the pooled estimate is used; add participants or merge it with "
-            "a like site."
-        )
+        sites = f"{plural(len(single), 'site has', 'sites have')} one participant only ({listed(single)})"
+        what = "nothing can be estimated there, the pooled estimate is used"
+        text = f"{sites}: {what}; add participants or merge it with a like site."
         yield warning("single-person-site", text, inputs.site_name)
     if len(small):
-        text = (
-            f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} participants "
-            f"({listed(small)}): estimates are shrunk towards the pool; add participants or merge like sites."
-        )
-        yield warning("small-site", text, inputs.site_name)
+        sites = f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} participants"
+        what = f"{sites} ({listed(small)}): estimates are shrunk towards the pool"
+        yield warning("small-site", f"{what}; add participants or merge like sites.", inputs.site_name)
     for _, names in pd.Series(labels).groupby([re.sub(r"[\W_]+", "", label).casefold() for label in labels]):
         if len(names) > 1:
-            text = (
-                f"The sites {listed(names)} differ only in case, spaces or punctuation; if they are one "
-                "site, give them one name."
-            )
+            what = f"The sites {listed(names)} differ only in case, spaces or punctuation"
+            text = f"{what}; if they are one site, give them one name."
             yield warning("similar-site-names", text, inputs.site_name)
 
 
@@ -68,11 +62,9 @@ def absence_cautions(inputs: Inputs) -> Iterator[Finding]:
         absent = counts.index[(counts == 0).any(axis=1)]
         if len(absent) and (kind == "class" or len(absent) < len(inputs.sites)):
             lacking = counts.columns[counts.loc[absent[0]] == 0]
-            text = (
-                f"{plural(len(absent), 'site does', 'sites do')} not have every {kind} of {name!r} "
-                f"({listed(absent)}; {absent[0]!r} lacks {listed(lacking)}): the effect there is estimated "
-                "from the other sites alone."
-            )
+            sites = f"{plural(len(absent), 'site does', 'sites do')} not have every {kind} of {name!r}"
+            example = f"{listed(absent)}; {absent[0]!r} lacks {listed(lacking)}"
+            text = f"{sites} ({example}): the effect there is estimated from the other sites alone."
             yield warning(f"{kind}-absent", text, name, inputs.site_name)
 
 
@@ -83,18 +75,15 @@ def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float])
         disjoint, (share, *worst) = sum(share == 0 for share, *_ in pairs), pairs[0]
         pair = " and ".join(map(repr, worst))
         if disjoint:
-            text = (
-                f"{plural(disjoint, 'pair of sites shares', 'pairs of sites share')} no range of {name!r} "
-                f"(such as {pair}): matching would exclude all of their participants; equipool transports "
-                f"them to a common {name}, which extrapolates."
-            )
+            pairs_share = plural(disjoint, "pair of sites shares", "pairs of sites share")
+            what = f"{pairs_share} no range of {name!r} (such as {pair})"
+            matching = "matching would exclude all of their participants"
+            text = f"{what}: {matching}; equipool transports them to a common {name}, which extrapolates."
             yield warning("disjoint-support", text, name)
         elif share < LITTLE_OVERLAP:
-            text = (
-                f"{pair} have {share:.0%} of their participants in a common range of {name!r}, and "
-                f"{common[name]:.0%} of all participants are in the range that every site covers: methods "
-                "that need common support drop the rest."
-            )
+            what = f"{pair} have {share:.0%} of their participants in a common range of {name!r}"
+            range_of_all = f"{common[name]:.0%} of all participants are in the range that every site covers"
+            text = f"{what}, and {range_of_all}: methods that need common support drop the rest."
             yield warning("little-support", text, name)
 
 
@@ -110,17 +99,22 @@ def confounding_cautions(
     inputs: Inputs, confounding: dict[str, float], prediction: SitePrediction | None
 ) -> Iterator[Finding]:
     """Warn where covariates and target predict the site."""
-    if prediction is None or not prediction.beyond_chance or prediction.excess < 0.1:
+    if prediction is None:
+        return
+    above = prediction.balanced_accuracy - prediction.chance
+    excess = above / (1 - prediction.chance)  # from 0, no better than guessing, to 1, always right
+    if excess < 0.1 or above <= 3 * prediction.chance_error:
         return
     advice = []
     if inputs.covariate_names:
         advice.append("keep the covariates, or their effect is removed with the site's")
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
         advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be fully separated")
+    degree = "strongly" if excess > 0.5 else "moderately"
+    accuracy = f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%})"
     text = (
-        f"The site is {'strongly' if prediction.excess > 0.5 else 'moderately'} confounded with "
-        f"{listed(confounding)}: from these alone a classifier predicts the site with a balanced accuracy of "
-        f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%}); {'; '.join(advice)}."
+        f"The site is {degree} confounded with {listed(confounding)}: from these alone a classifier predicts "
+        f"the site with a balanced accuracy of {accuracy}; {'; '.join(advice)}."
     )
     yield warning("confounded", text, *confounding)
 
@@ -137,11 +131,9 @@ def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:
         if gaps[cut] <= many[-1] - many[0] or len(few) > max(FEW * len(ordered), 1):
             continue
         rows = np.flatnonzero(np.isin(values, few)).tolist()
-        text = (
-            f"The covariate {name!r} is {values[rows[0]]:g} in {inputs.rows_text(rows)}, far from all others "
-            f"({many[0]:g} to {many[-1]:g}), and would set the scale of its action; correct it if it is a "
-            "slip or a code for missing."
-        )
+        what = f"The covariate {name!r} is {values[rows[0]]:g} in {inputs.rows_text(rows)}"
+        others = f"far from all others ({many[0]:g} to {many[-1]:g}), and would set the scale of its action"
+        text = f"{what}, {others}; correct it if it is a slip or a code for missing."
         yield warning("covariate-outlier", text, name, rows=rows)
 
 
@@ -178,9 +170,9 @@ def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
     copied = pd.DataFrame(X[:, varying]).duplicated(keep=False).to_numpy()
     rows = np.flatnonzero(copied & np.isfinite(X[:, varying]).any(axis=1)).tolist()
     if rows:
+        what = f"{plural(len(rows), 'row')} have the very same features as another ({inputs.rows_text(rows)})"
         text = (
-            f"{plural(len(rows), 'row')} have the very same features as another ({inputs.rows_text(rows)}): "
-            "copies? Keep one of each, or one participant is in the training and in the test data."
+            f"{what}: copies? Keep one of each, or one participant is in the training and in the test data."
         )
         yield warning("copied-rows", text, rows=rows)
 
@@ -194,34 +186,20 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
     low, high = grouped.min().to_numpy(), grouped.max().to_numpy()
     constant = np.nanmin(low, axis=0, initial=np.inf) >= np.nanmax(high, axis=0, initial=-np.inf)
     by_site = (low >= high).all(axis=0) & ~constant & (n_sites > 1) & (len(X) > 2 * n_sites)
-    near = (_mode_share(X) >= NEAR_CONSTANT) & ~constant & ~by_site
+    # A value that nearly all of a sorted column has covers its middle.
+    commonest = np.sort(X, axis=0)[len(X) // 2]
+    near = ((commonest == X).mean(axis=0) >= NEAR_CONSTANT) & ~constant & ~by_site
+    share = f"have the same value in {NEAR_CONSTANT:.0%} of rows or more"
+    disguise = "never vary within a site but differ between sites, so they identify the site"
     for code, which, text in (
         ("constant-columns", constant, "never vary; they carry nothing and pass through unchanged"),
-        (
-            "near-constant-columns",
-            near,
-            f"have the same value in {NEAR_CONSTANT:.0%} of rows or more; check that they are measurements",
-        ),
-        (
-            "site-in-disguise",
-            by_site,
-            "never vary within a site but differ between sites, so they identify the site; leave them out of "
-            "the features",
-        ),
+        ("near-constant-columns", near, f"{share}; check that they are measurements"),
+        ("site-in-disguise", by_site, f"{disguise}; leave them out of the features"),
     ):
         if which.any():
             names = np.array(inputs.feature_names, dtype=object)[which]
             count = f"{len(names)} of {plural(X.shape[1], 'feature')}"
             yield warning(code, f"{count} ({listed(names)}) {text}.", *names)
-
-
-def _mode_share(X: FloatArray) -> FloatArray:
-    """Return for each column the share of rows with its commonest value, or 0 where that is below 0.8."""
-    ordered = np.sort(X, axis=0)
-    n = len(ordered)
-    # A value that most of a sorted column has covers its whole middle.
-    low, high = ordered[n // 10], ordered[max(9 * n // 10, n // 10 + 1) - 1]
-    return np.where(low == high, (low == X).mean(axis=0), 0.0)
 
 
 def notes(inputs: Inputs) -> Iterator[Finding]:

@@ -19,15 +19,13 @@ from equipool.exceptions import EquipoolWarning, InputError
 Missing = Literal["keep", "error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
+LIKE_AN_ID = "has a different value in every row, as an id would; name the column"
 COLLINEAR = 1 - 1e-9  # correlation
 
 
-def check_inputs(
-    inputs: Inputs, *, missing: Missing = "error", pooled: bool = True, one_site: bool = False
-) -> None:
-    """Raise :class:`InputError` for the first problem; with ``one_site``, a single site is none."""
-    findings = find_errors(inputs, missing=missing, pooled=pooled)
-    raise_first_error(one for one in findings if not (one_site and one.code == "one-site"))
+def check_inputs(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> None:
+    """Raise :class:`InputError` for the first problem, as :func:`find_errors` finds them."""
+    raise_first_error(find_errors(inputs, missing=missing, pooled=pooled))
 
 
 def check_for_fit(
@@ -38,13 +36,11 @@ def check_for_fit(
     without_site: str = "the code is not made to forget sites",
 ) -> None:
     """Raise the first problem that prevents fitting; warn where no site was given."""
-    check_inputs(inputs, missing=missing, one_site=not site_given)
+    findings = find_errors(inputs, missing=missing)
+    raise_first_error(one for one in findings if site_given or one.code != "one-site")
     if not site_given:
-        warnings.warn(
-            f"No site was given, so all rows are one site's: {without_site}. Pass site=, one label a row.",
-            EquipoolWarning,
-            stacklevel=3,
-        )
+        text = f"No site was given, so all rows are one site's: {without_site}. Pass site=, one label a row."
+        warnings.warn(text, EquipoolWarning, stacklevel=3)
 
 
 def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
@@ -52,18 +48,15 @@ def warn_of_small_sites(names: Iterable[Any], participants: ArrayLike) -> None:
     few = np.asarray(participants) < MIN_PARTICIPANTS
     small = [str(name) for name, is_small in zip(names, few, strict=True) if is_small]
     if small and len(few) > 1:
-        warnings.warn(
-            f"{plural(len(small), 'site')} with fewer than {MIN_PARTICIPANTS} participants "
-            f"({listed(small, shown=5)}): their effects are mostly those of the pool.",
-            EquipoolWarning,
-            stacklevel=3,
-        )
+        what = f"{plural(len(small), 'site')} with fewer than {MIN_PARTICIPANTS} participants"
+        text = f"{what} ({listed(small)}): their effects are mostly those of the pool."
+        warnings.warn(text, EquipoolWarning, stacklevel=3)
 
 
 def refuse_text(X: Any) -> None:
     """Raise an error that names the cell where a data frame of features has text among its numbers."""
     if hasattr(X, "columns") and not all(pd.api.types.is_numeric_dtype(dtype) for dtype in X.dtypes):
-        raise_first_error(_text(Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))))
+        raise_first_error(_cells(Inputs.from_arrays(X, site=np.zeros(len(X), dtype=int))))
 
 
 def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = True) -> list[Finding]:
@@ -76,13 +69,14 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
         raise InputError(f"missing must be {' or '.join(map(repr, get_args(Missing)))}. Got {missing!r}.")
     if inputs.n_rows == 0:
         return [error("empty-table", "The table has no rows; give at least two sites with participants.")]
-    findings = [*_features(inputs), *_text(inputs), *_missing(inputs, missing), *_infinite(inputs)]
+    findings = [*_cells(inputs), *_missing(inputs, missing), *_infinite(inputs)]
     for finder in (_ids, _sites, _target, _covariates) if pooled else (_ids,):
         findings += finder(inputs)
     return findings
 
 
-def _features(inputs: Inputs) -> Iterator[Finding]:
+def _cells(inputs: Inputs) -> Iterator[Finding]:
+    """Find text among numbers, and tables without a feature."""
     if inputs.has_features and not inputs.feature_names:
         left_out = [name for name, _ in inputs.left_out]
         hint = f" (left out: {listed(left_out)})" if left_out else ""
@@ -90,46 +84,38 @@ def _features(inputs: Inputs) -> Iterator[Finding]:
         images = f", or the column of images with --images {paths[0]}" if paths else ""
         text = f"No column of numbers is left to pool{hint}; name the measurements with --features{images}."
         yield error("no-features", text)
-
-
-def _text(inputs: Inputs) -> Iterator[Finding]:
     for column, group in groupby(inputs.text_cells, key=attrgetter("column")):
         cells = list(group)
         rows = [cell.row for cell in cells]
         remedy = "correct these cells, or empty them to mark them as missing"
         if len(rows) > 0.5 * inputs.n_rows:
             remedy = "give it numbers in a meaningful order, or one 0/1 column for each level"
-        text = (
-            f"Column {column!r} must hold numbers but has text, such as {cells[0].value!r}, in "
-            f"{inputs.rows_text(rows)}; {remedy}."
-        )
-        yield error("text-in-numbers", text, column, rows=rows)
+        what = f"Column {column!r} must hold numbers but has text, such as {cells[0].value!r}"
+        yield error("text-in-numbers", f"{what}, in {inputs.rows_text(rows)}; {remedy}.", column, rows=rows)
 
 
-def _columns(inputs: Inputs) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Yield the role, the name and the values of each column that is no feature."""
-    yield "site", inputs.site_name, inputs.site
-    if inputs.target is not None:
-        yield "target", inputs.target_name, inputs.target
-    if inputs.ids is not None:
-        yield "id", inputs.id_name, inputs.ids
-    for name, values in zip(inputs.covariate_names, inputs.covariates.T, strict=True):
-        yield "covariate", name, values
+def _columns(inputs: Inputs) -> list[tuple[str, str, NDArray[Any] | None]]:
+    """Return the role, the name and the values of each column that is no feature."""
+    covariates = zip(inputs.covariate_names, inputs.covariates.T, strict=True)
+    return [
+        ("site", inputs.site_name, inputs.site),
+        ("target", inputs.target_name, inputs.target),
+        ("id", inputs.id_name, inputs.ids),
+        *(("covariate", name, values) for name, values in covariates),
+    ]
 
 
 def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
     text = {(cell.column, cell.row) for cell in inputs.text_cells}
     for role, name, values in _columns(inputs):
-        rows = [row for row in np.flatnonzero(pd.isna(values)).tolist() if (name, row) not in text]
+        missing = np.flatnonzero(pd.isna(values)).tolist() if values is not None else ()
+        rows = [row for row in missing if (name, row) not in text]
         if rows:
-            where = inputs.rows_text(rows)
-            sentence = f"Column {name!r} ({role}) is empty in {where}; fill it in or drop these rows."
-            yield error(f"missing-{role}", sentence, name, rows=rows)
+            what = f"Column {name!r} ({role}) is empty in {inputs.rows_text(rows)}"
+            yield error(f"missing-{role}", f"{what}; fill it in or drop these rows.", name, rows=rows)
     empty = np.isnan(inputs.X)
-    place = {name: k for k, name in enumerate(inputs.feature_names)}
     for name, row in text:
-        if name in place:
-            empty[row, place[name]] = False
+        empty[row, np.array(inputs.feature_names, dtype=object) == name] = False
     if not empty.any():
         return
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
@@ -138,24 +124,22 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
     if policy == "error":
         kind = error
         remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
-    sentence = (
-        f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN) in "
-        f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}; {remedy}."
-    )
-    yield kind("missing-values", sentence, *columns, rows=rows)
+    count = f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN)"
+    where = f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}"
+    yield kind("missing-values", f"{count} in {where}; {remedy}.", *columns, rows=rows)
 
 
 def _infinite(inputs: Inputs) -> Iterator[Finding]:
     infinite = np.flatnonzero(np.isinf(inputs.X).any(axis=0))
     columns = [(inputs.feature_names[k], inputs.X[:, k]) for k in infinite]
-    columns += [(name, values) for _, name, values in _columns(inputs) if values.dtype == np.float64]
+    for _, name, values in _columns(inputs):
+        if values is not None and values.dtype == np.float64:
+            columns.append((name, values))
     for name, values in columns:
         rows = np.flatnonzero(np.isinf(values)).tolist()
         if rows:
-            text = (
-                f"Column {name!r} is infinite in {inputs.rows_text(rows)}; correct it (a division by zero?) "
-                "or empty it to mark it as missing."
-            )
+            remedy = "correct it (a division by zero?) or empty it to mark it as missing"
+            text = f"Column {name!r} is infinite in {inputs.rows_text(rows)}; {remedy}."
             yield error("infinite-values", text, name, rows=rows)
 
 
@@ -164,28 +148,22 @@ def _ids(inputs: Inputs) -> Iterator[Finding]:
     copies = ids[ids.duplicated(keep=False) & ids.notna()]
     if len(copies):
         double, rows = copies.unique(), copies.index.tolist()
+        occur = "occurs" if len(double) == 1 else "occur"
+        what = f"{plural(len(double), 'id')} in column {inputs.id_name!r} {occur} more than once"
         text = (
-            f"{plural(len(double), 'id')} in column {inputs.id_name!r} "
-            f"{'occurs' if len(double) == 1 else 'occur'} more than once ({listed(double)}), "
-            f"{rows_text(rows)}; drop the copies, or give each visit its own id."
+            f"{what} ({listed(double)}), {rows_text(rows)}; drop the copies, or give each visit its own id."
         )
         yield error("duplicate-ids", text, inputs.id_name, rows=rows)
 
 
 def _sites(inputs: Inputs) -> Iterator[Finding]:
-    counts = np.bincount(inputs.site_index)
+    counts, name = np.bincount(inputs.site_index), inputs.site_name
     if len(counts) == 1:
-        text = (
-            f"Column {inputs.site_name!r} has the single site {inputs.sites[0]!r}: there is nothing to "
-            "harmonize; add the rows of another site, or name the column that holds the sites."
-        )
-        yield error("one-site", text, inputs.site_name)
+        what = f"Column {name!r} has the single site {inputs.sites[0]!r}: there is nothing to harmonize"
+        remedy = "add the rows of another site, or name the column that holds the sites"
+        yield error("one-site", f"{what}; {remedy}.", name)
     elif len(counts) > 2 and counts.max() == 1:
-        text = (
-            f"Column {inputs.site_name!r} has a different value in every row, as an id would; "
-            "name the column of the scanner or the centre."
-        )
-        yield error("site-per-row", text, inputs.site_name)
+        yield error("site-per-row", f"Column {name!r} {LIKE_AN_ID} of the scanner or the centre.", name)
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
@@ -194,10 +172,7 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
         return
     classes = sorted(filter(None, inputs.target)) if inputs.task == "class" else None
     if classes is not None and len(set(classes)) == len(values) > 2:
-        text = (
-            f"The target {name!r} has a different value in every row, as an id would; name the column to be "
-            "predicted, or leave the target out."
-        )
+        text = f"The target {name!r} {LIKE_AN_ID} to be predicted, or leave the target out."
         yield error("target-per-row", text, name)
     else:
         yield from _varies_too_little(inputs, "target", name, values, classes)
@@ -205,8 +180,7 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
 
 def _covariates(inputs: Inputs) -> Iterator[Finding]:
     varying: list[str] = []
-    columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
-    for name, values, levels in columns:
+    for name, values, levels in zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True):
         findings = list(_varies_too_little(inputs, "covariate", name, values, levels))
         yield from findings
         if not findings:
@@ -215,10 +189,8 @@ def _covariates(inputs: Inputs) -> Iterator[Finding]:
     correlation = pd.DataFrame(complete, columns=list(inputs.covariate_names))[varying].corr().to_numpy()
     first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
     for one, other in np.array(varying, dtype=object)[np.column_stack([first, second])]:
-        text = (
-            f"The covariates {one!r} and {other!r} are the same up to scale, so their effects "
-            "cannot be separated; leave one of them out."
-        )
+        what = f"The covariates {one!r} and {other!r} are the same up to scale"
+        text = f"{what}, so their effects cannot be separated; leave one of them out."
         yield error("covariates-collinear", text, one, other)
 
 
@@ -231,14 +203,12 @@ def _varies_too_little(
     several = by_site[by_site["count"] > 1]
     if finite.min() == finite.max():
         only = f"{finite.min():g}" if levels is None else repr(levels[0])
-        text = (
-            f"The {role} {name!r} is {only} in every row, so nothing can be learned about it; leave {it} out "
-            "or add rows in which it varies."
-        )
+        what = f"The {role} {name!r} is {only} in every row, so nothing can be learned about it"
+        text = f"{what}; leave {it} out or add rows in which it varies."
         yield error("one-class" if role == "target" and levels else f"constant-{role}", text, name)
     elif len(several) and (several["min"] == several["max"]).all():
-        text = (
-            f"The {role} {name!r} never varies within a site, so its effect and the site's are the same "
-            f"thing; add sites in which it varies, or leave {it} out (everything else can still be learned)."
+        what = (
+            f"The {role} {name!r} never varies within a site, so its effect and the site's are the same thing"
         )
-        yield error(f"{role}-tied-to-site", text, name, inputs.site_name)
+        remedy = f"add sites in which it varies, or leave {it} out (everything else can still be learned)"
+        yield error(f"{role}-tied-to-site", f"{what}; {remedy}.", name, inputs.site_name)

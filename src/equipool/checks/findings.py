@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from equipool.exceptions import InputError
 
@@ -17,30 +17,15 @@ SHOWN = 5  # how many names or rows a sentence lists before it only counts the r
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a check.
+    """One result of a check."""
 
-    Parameters
-    ----------
-    level
-        ``"error"``: cannot be pooled like this; ``"warning"``: can, but the user should know;
-        ``"note"``: for the record.
-    code
-        A short stable name, such as ``"missing-values"``.
-    text
-        The sentence for the user.
-    columns, rows
-        Where: column names, and row numbers counted from 1 below the header.
-    """
-
-    level: Level
-    code: str
-    text: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON-ready values."""
-        return asdict(self)
+    level: (
+        Level  #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
+    )
+    code: str  #: a short stable name, such as ``"missing-values"``
+    text: str  #: the sentence for the user
+    columns: tuple[str, ...] = ()  #: names of columns
+    rows: tuple[int, ...] = ()  #: row numbers, counted from 1 below the header
 
 
 def _finding(level: Level, code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
@@ -90,11 +75,6 @@ def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
 
 def _and_more(words: Sequence[str], count: int) -> str:
     return ", ".join(words) + (f" and {count - len(words)} more" if count > len(words) else "")
-
-
-def by_level(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return errors first, then warnings, then notes."""
-    return tuple(sorted(findings, key=lambda one: LEVELS.index(one.level)))
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

@@ -22,6 +22,9 @@ FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
 
 
+DATES = "mM"  # kinds of NumPy's dtypes
+
+
 class Roles(TypedDict, total=False):
     """What a table's columns are; ``site`` is always asked for by name."""
 
@@ -93,10 +96,8 @@ class Inputs:
         require_columns(frame, [*taken, *ignore])
         for name, count in Counter(taken).items():
             if count > 1:
-                raise InputError(
-                    f"Column {name!r} was given two roles; give it one: the site, a covariate, the target or "
-                    "the id."
-                )
+                remedy = "give it one: the site, a covariate, the target or the id"
+                raise InputError(f"Column {name!r} was given two roles; {remedy}.")
         chosen = [] if images else roles.get("features")
         reasons: dict[str, str] = {}
         if chosen is None:
@@ -105,14 +106,12 @@ class Inputs:
             features = [name for name, reason in reasons.items() if not reason]
         else:
             features = _match_names(frame, _as_names(chosen), {*taken, *ignore})
+        columns = {"site": site, "target": target, "id": id}
         return cls._parsed(
             frame[features],
-            frame[site],
             frame[covariates],
-            frame[target] if target else None,
-            frame[id] if id else None,
-            roles.get("levels"),
-            roles.get("task"),
+            {role: frame[name] for role, name in columns.items() if name},
+            roles,
             left_out=tuple((name, reason) for name, reason in reasons.items() if reason),
             has_features=images is None,
         )
@@ -121,60 +120,47 @@ class Inputs:
     def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
         """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
         features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
-        covariates, y, ids = arrays.get("covariates"), arrays.get("y"), arrays.get("ids")
-        for name, values in {"site": site, "covariates": covariates, "y": y, "ids": ids}.items():
-            if values is not None:
+        for name, values in {"site": site, **arrays}.items():
+            if name in ("site", "covariates", "y", "ids") and values is not None:
                 require_length(name, values, len(features))
-        C = as_frame(np.empty((len(features), 0)) if covariates is None else covariates, "covariates", "c")
-        if (names := arrays.get("covariate_names")) is not None:
-            names = _as_names(names)
+        C = covariate_frame(arrays.get("covariates"), len(features))
+        if (given := arrays.get("covariate_names")) is not None:
+            names = _as_names(given)
             if len(names) != C.shape[1]:
-                raise InputError(
-                    f"covariate_names has {len(names)} names for {C.shape[1]} covariates; give one for each."
-                )
+                what = f"covariate_names has {len(names)} names for {C.shape[1]} covariates"
+                raise InputError(f"{what}; give one for each.")
             C = C.set_axis(names, axis=1)
         refuse_double_names(features.columns, "X")
         refuse_double_names(C.columns, "covariates")
-        return cls._parsed(
-            features,
-            _series(site, "site"),
-            C,
-            None if y is None else _series(y, "target"),
-            None if ids is None else _series(ids, "id"),
-            arrays.get("levels"),
-            arrays.get("task"),
-            has_features=X is not None,
-        )
+        columns = {"site": site, "target": arrays.get("y"), "id": arrays.get("ids")}
+        series = {role: _series(values, role) for role, values in columns.items() if values is not None}
+        return cls._parsed(features, C, series, arrays, has_features=X is not None)
 
     @classmethod
     def _parsed(
         cls,
         features: pd.DataFrame,
-        site: pd.Series[Any],
         covariates: pd.DataFrame,
-        target: pd.Series[Any] | None,
-        ids: pd.Series[Any] | None,
-        levels: Mapping[str, Levels] | None,
-        task: Task | None,
+        columns: Mapping[str, pd.Series[Any]],  # site, target and id
+        coding: Roles | Arrays,
         **more: Any,
     ) -> Inputs:
-        X, text_in_features = _numbers(features)
-        C, all_levels, text_in_covariates = _covariates(covariates, levels)
-        text_in_target: list[TextCell] = []
-        if target is not None:
-            more["target"], more["task"], text_in_target = _target(target, task)
-            more["target_name"] = target.name
-        if ids is not None:
-            more |= {"ids": _labels(ids), "id_name": ids.name}
+        X, text = _numbers(features)
+        C, levels, text_in_covariates = _covariates(covariates, coding.get("levels"))
+        text += text_in_covariates
+        if "target" in columns:
+            more["target"], more["task"], text_in_target = _target(columns["target"], coding.get("task"))
+            text += text_in_target
+        more |= {f"{role}_name": str(column.name) for role, column in columns.items()}
         return cls(
             X=X,
             feature_names=tuple(features.columns),
-            site=_labels(site),
-            site_name=str(site.name),
+            site=parse_labels(columns["site"]),
             covariates=C,
             covariate_names=tuple(covariates.columns),
-            levels=all_levels,
-            text_cells=(*text_in_features, *text_in_covariates, *text_in_target),
+            levels=levels,
+            ids=parse_labels(columns["id"]) if "id" in columns else None,
+            text_cells=tuple(text),
             **more,
         )
 
@@ -220,17 +206,14 @@ def require_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
     for name in (name for name in names if name not in frame.columns):
         same = [column for column in frame.columns if column.lower() == name.lower()]
         otherwise = f"add it, or name one of {listed(frame.columns, shown=12)}."
-        raise InputError(
-            f"The table has no column {name!r}; {did_you_mean([*same, name][0], frame.columns, otherwise)}"
-        )
+        hint = did_you_mean([*same, name][0], frame.columns, otherwise)
+        raise InputError(f"The table has no column {name!r}; {hint}")
 
 
 def require_length(name: str, values: Any, rows: int) -> None:
     """Raise an error where there is not one value for each row of X."""
     if len(values) != rows:
-        raise InputError(
-            f"{name} has {len(values)} values but X has {rows} rows; give one for each row of X."
-        )
+        raise InputError(f"{name} has {len(values)} values but X has {rows} rows; give one for each row.")
 
 
 def _as_names(names: str | Sequence[str]) -> list[str]:
@@ -241,9 +224,7 @@ def refuse_double_names(names: Iterable[object], where: str) -> None:
     """Raise an error where a table has a column twice."""
     double = sorted(str(name) for name, count in Counter(names).items() if count > 1)
     if double:
-        raise InputError(
-            f"{where} has the column {listed(double)} more than once; rename or drop the copies."
-        )
+        raise InputError(f"{where} has the column {listed(double)} more than once; rename or drop copies.")
 
 
 def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) -> list[str]:
@@ -256,10 +237,8 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
         if not hits:
             require_columns(frame, [pattern])
         if hits & taken:
-            raise InputError(
-                f"Column {pattern!r} cannot be a feature: it is the site, a covariate, the target, the id, "
-                "or to be ignored; leave it out."
-            )
+            roles = "the site, a covariate, the target, the id, or to be ignored"
+            raise InputError(f"Column {pattern!r} cannot be a feature: it is {roles}; leave it out.")
         matched |= hits
     return [name for name in frame.columns if name in matched]
 
@@ -273,44 +252,50 @@ def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def parse_labels(values: Any) -> ObjectArray:
-    """Return labels given after fit in the form they have at fit: text, ``None`` where missing."""
-    return _labels(_series(values))
+    """Return labels as text, ``None`` where missing or blank; whole floats lose their ".0"."""
+    column = _series(values)
+    if pd.api.types.is_float_dtype(column):
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        present = numbers[~np.isnan(numbers)]
+        # Beyond 2^53 a float is no count any more, and infinity never was one.
+        if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
+            column = pd.Series(numbers).round().astype("Int64")
+    labels = np.array([str(value) for value in column], dtype=object)
+    labels[column.isna().to_numpy() | np.array([not label.strip() for label in labels], dtype=bool)] = None
+    return labels
 
 
 def parse_covariates(values: Any, names: Sequence[str], levels: Sequence[Levels]) -> FloatArray:
     """Return covariates given after fit as numbers (rows, K), by the names and levels of the fit."""
-    frame = as_at_fit(values, names)
+    frame = covariate_frame(values, None, names)
     numbers, _, cells = _covariates(frame, dict(zip(names, levels, strict=True)))
-    if cells:
-        raise InputError(
-            f"The covariate {cells[0].column!r} is {cells[0].value!r} in row {cells[0].row + 1}, which was "
-            "not seen at fit; correct it, or leave the row out."
-        )
+    for name, row, value in cells:
+        what = f"The covariate {name!r} is {value!r} in row {row + 1}, which was not seen at fit"
+        raise InputError(f"{what}; correct it, or leave the row out.")
     for row, column in np.argwhere(~np.isfinite(numbers)):
-        raise InputError(
-            f"The covariate {names[column]!r} has no finite value in row {row + 1}; fill it in or "
-            "drop the row."
-        )
+        where = f"The covariate {names[column]!r} has no finite value in row {row + 1}"
+        raise InputError(f"{where}; fill it in or drop the row.")
     return numbers
 
 
-def as_at_fit(values: Any, names: Sequence[str]) -> pd.DataFrame:
-    """Return covariates given after fit as a frame with the columns of the fit; by position without names."""
-    frame = as_frame(values, "covariates", "c")
-    if isinstance(values, pd.DataFrame):
+def covariate_frame(covariates: Any, rows: int | None, names: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return covariates as a frame; after fit with its columns, by position where they have no names."""
+    if covariates is None:
+        return pd.DataFrame(index=range(rows or 0))
+    given = pd.DataFrame(covariates) if isinstance(covariates, dict) else covariates
+    frame = as_frame(given, "covariates", "c")
+    unnamed = names is not None and list(names) == ["c0"] and frame.shape[1] == 1  # at fit, it had no name
+    if names is not None and isinstance(given, pd.DataFrame) and not unnamed:
         require_columns(frame, names)
-        return frame[list(names)]
-    if frame.shape[1] != len(names):
-        raise InputError(
-            f"There were {len(names)} covariate(s) at fit ({listed(names)}). Got {frame.shape[1]}; "
-            "give the same."
-        )
-    return frame.set_axis(list(names), axis=1)
-
-
-def _is_time(column: Any) -> bool:
-    """Say whether a column, or a dtype, is of dates or durations."""
-    return pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column)
+        frame = frame[list(names)]
+    elif names is not None:
+        if frame.shape[1] != len(names):
+            what = f"There were {len(names)} covariate(s) at fit ({listed(names)})"
+            raise InputError(f"{what}. Got {frame.shape[1]}; give the same.")
+        frame = frame.set_axis(list(names), axis=1)
+    if rows is not None and len(frame) != rows:
+        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
+    return frame
 
 
 def _not_numbers(column: pd.Series[Any]) -> str:
@@ -318,7 +303,7 @@ def _not_numbers(column: pd.Series[Any]) -> str:
     present = column.dropna()
     if present.empty and len(column):
         return "empty"
-    if _is_time(column):
+    if column.dtype.kind in DATES:
         return "dates"
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return ""
@@ -334,10 +319,9 @@ def _numbers(frame: pd.DataFrame) -> tuple[FloatArray, list[TextCell]]:
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         column = frame[name]
-        if _is_time(column):
-            raise InputError(
-                f"Column {name!r} holds dates or durations; give it as a number, such as the age in years."
-            )
+        if column.dtype.kind in DATES:
+            what = f"Column {name!r} holds dates or durations"
+            raise InputError(f"{what}; give it as a number, such as the age in years.")
         values[:, k] = as_numbers(column).to_numpy(dtype=np.float64, na_value=np.nan)
         text = np.flatnonzero(column.notna().to_numpy() & np.isnan(values[:, k]))
         cells += [TextCell(str(name), int(row), str(column.iloc[row])) for row in text]
@@ -356,25 +340,21 @@ def _covariates(
     cells: list[TextCell] = []
     for k, name in enumerate(frame.columns):
         numbers, text = _numbers(frame[[name]])
-        levels = _text_levels(frame[name], text) if given is None else given.get(name)
+        labels = parse_labels(frame[name])
+        levels = None if given is None else given.get(name)
+        # Only a column without a single number is a category, else text is a slip.
+        if given is None and text and len(text) == frame[name].notna().sum():
+            different = sorted({label for label in labels if label is not None})
+            levels = tuple(different) if len(different) <= 2 else None
         all_levels.append(levels)
         if levels is None:
             values[:, k] = numbers[:, 0]
             cells += text
-            continue
-        for row, label in enumerate(_labels(frame[name])):
-            values[row, k] = levels.index(label) if label in levels else np.nan
-            if label is not None and label not in levels:
-                cells.append(TextCell(str(name), row, label))
+        else:
+            values[:, k] = [levels.index(label) if label in levels else np.nan for label in labels]
+            unknown = [row for row, label in enumerate(labels) if label is not None and label not in levels]
+            cells += [TextCell(str(name), row, labels[row]) for row in unknown]
     return values, tuple(all_levels), cells
-
-
-def _text_levels(column: pd.Series[Any], text: Sequence[TextCell]) -> Levels:
-    """Return the levels of a category; only a column without a single number is one, else text is a slip."""
-    if not text or len(text) < column.notna().sum():
-        return None
-    levels = sorted({label for label in _labels(column) if label is not None})
-    return tuple(levels) if len(levels) <= 2 else None
 
 
 def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Task, list[TextCell]]:
@@ -382,40 +362,23 @@ def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Ta
     if task not in (None, "class", "number"):
         raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
     if (task or _guess_task(column)) == "class":
-        return _labels(column), "class", []
+        return parse_labels(column), "class", []
     values, cells = _numbers(column.to_frame())
     return values[:, 0], "number", cells
 
 
 def _guess_task(column: pd.Series[Any]) -> Task:
     """Text, booleans and few whole numbers are classes; everything else is a number."""
-    if pd.api.types.is_bool_dtype(column):
+    if pd.api.types.is_bool_dtype(column) or _not_numbers(column):
         return "class"
-    if not pd.api.types.is_numeric_dtype(column):
-        if _not_numbers(column):
-            return "class"
-        # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
-        numbers = as_numbers(column)
-        if numbers.isna().sum() > column.isna().sum():
-            return "number"  # with cells that will be named
-        column = numbers
-    present = column.dropna().to_numpy(dtype=np.float64)
+    # Classes 0 and 1 are classes as text too, which is how a PooledDataset keeps them.
+    numbers = as_numbers(column)
+    if numbers.isna().sum() > column.isna().sum():
+        return "number"  # with cells that will be named
+    present = numbers.dropna().to_numpy(dtype=np.float64)
     present = present[np.isfinite(present)]
     whole = bool((present == np.round(present)).all())
     return "class" if whole and len(np.unique(present)) <= 10 else "number"
-
-
-def _labels(column: pd.Series[Any]) -> ObjectArray:
-    """Return labels as text, ``None`` where missing or blank; whole floats lose their ".0"."""
-    if pd.api.types.is_float_dtype(column):
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        present = values[~np.isnan(values)]
-        # Beyond 2^53 a float is no count any more, and infinity never was one.
-        if ((present == np.round(present)) & (np.abs(present) < 2**53)).all():
-            column = pd.Series(values).round().astype("Int64")
-    labels = np.array([str(value) for value in column], dtype=object)
-    labels[column.isna().to_numpy() | np.array([not label.strip() for label in labels], dtype=bool)] = None
-    return labels
 
 
 def _series(values: Any, name: str = "") -> pd.Series[Any]:

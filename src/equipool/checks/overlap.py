@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
@@ -23,25 +24,9 @@ def two_valued(values: FloatArray) -> bool:
 
 def nine_tenths(values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the 5 %, 50 % and 95 % quantiles of each column, without NaN; zeros for a column of NaN."""
-    return nine_tenths_of_sorted(np.sort(values, axis=0))
-
-
-def nine_tenths_of_sorted(ordered: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the same of columns that are sorted already, NaN last: quantiles are then read off."""
-    count = (~np.isnan(ordered)).sum(axis=0)
-    last = np.maximum(count - 1, 0)
-
-    def quantile(share: float) -> FloatArray:
-        place = share * last
-        below = np.floor(place).astype(np.intp)
-        low, high = (
-            np.take_along_axis(ordered, at[None], axis=0)[0] for at in (below, np.minimum(below + 1, last))
-        )
-        with np.errstate(invalid="ignore", over="ignore"):
-            between = low + (high - low) * (place - below)
-        return np.where(count > 0, np.where(low == high, low, between), 0.0)
-
-    return quantile(0.05), quantile(0.5), quantile(0.95)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, middle, high = pd.DataFrame(values).quantile([0.05, 0.5, 0.95]).fillna(0.0).to_numpy()
+    return low, middle, high
 
 
 def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
@@ -59,12 +44,8 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
     by_site = [np.sort(values[site_index == s]) for s in range(site_index.max() + 1)]
     low, high, size = np.array([(v[0], v[-1], len(v)) for v in by_site]).T
     start, stop = np.maximum.outer(low, low), np.minimum.outer(high, high)
-    inside = np.stack(
-        [
-            np.searchsorted(v, stop[s], side="right") - np.searchsorted(v, start[s], side="left")
-            for s, v in enumerate(by_site)
-        ]
-    )
+    ranges = zip(by_site, start, stop, strict=True)
+    inside = np.array([np.searchsorted(v, b, side="right") - np.searchsorted(v, a) for v, a, b in ranges])
     inside = np.where(stop >= start, inside, 0)
     overlap: FloatArray = (inside + inside.T) / np.add.outer(size, size)
     return overlap
@@ -72,9 +53,8 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
 
 def common_support(values: FloatArray, site_index: IntArray) -> float:
     """Return the share of all participants within the range that every site covers."""
-    by_site = [values[site_index == s] for s in range(site_index.max() + 1)]
-    low, high = max(v.min() for v in by_site), min(v.max() for v in by_site)
-    return float(((values >= low) & (values <= high)).mean())
+    ranges = pd.Series(values).groupby(site_index).agg(["min", "max"])
+    return float(np.mean((values >= ranges["min"].max()) & (values <= ranges["max"].min())))
 
 
 def omega_squared(values: FloatArray, site_index: IntArray) -> float:
@@ -94,15 +74,12 @@ def omega_squared(values: FloatArray, site_index: IntArray) -> float:
     return float(max((between - (len(count) - 1) * within) / (total + within), 0.0))
 
 
-def cramers_v(classes: IntArray, site_index: IntArray) -> float:
+def cramers_v(classes: FloatArray, site_index: IntArray) -> float:
     """Return how strongly classes and sites go together, 0 to 1: Cramér's V with Bergsma's correction."""
-    table = np.zeros((classes.max() + 1, site_index.max() + 1))
-    np.add.at(table, (classes, site_index), 1)
-    table = table[table.sum(axis=1) > 0]
-    total = table.sum()
-    expected = np.outer(table.sum(1), table.sum(0)) / total
-    phi2 = ((table - expected) ** 2 / np.where(expected > 0, expected, 1)).sum() / total
-    rows, columns = table.shape
+    table = pd.crosstab(classes, site_index).to_numpy(dtype=np.float64)
+    total, (rows, columns) = table.sum(), table.shape
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / total
+    phi2 = ((table - expected) ** 2 / expected).sum() / total
     phi2 = max(phi2 - (rows - 1) * (columns - 1) / (total - 1), 0.0)
     size = min(rows - (rows - 1) ** 2 / (total - 1), columns - (columns - 1) ** 2 / (total - 1))
     return float(min(np.sqrt(phi2 / max(size - 1, 1e-12)), 1.0))
@@ -115,16 +92,6 @@ class SitePrediction:
     balanced_accuracy: float
     chance: float
     chance_error: float
-
-    @property
-    def excess(self) -> float:
-        """From 0, no better than guessing, to 1, always right."""
-        return (self.balanced_accuracy - self.chance) / (1 - self.chance)
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether it is three standard errors of guessing above chance."""
-        return self.balanced_accuracy > self.chance + 3 * self.chance_error
 
 
 def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) -> SitePrediction | None:
@@ -141,8 +108,8 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
     large = np.bincount(site_index[rows], minlength=site_index.max() + 1) >= FOLDS
     rows = rows[large[site_index[rows]]]
     site = site_index[rows]
-    n_sites = len(np.unique(site))
-    if n_sites < 2:
+    sizes = np.unique(site, return_counts=True)[1]
+    if len(sizes) < 2:
         return None
     # Trees only use the order of a variable; ranks keep huge numbers out of their single precision.
     ranks = np.column_stack([np.unique(v, return_inverse=True)[1] for v in variables[rows].T])
@@ -150,11 +117,7 @@ def predict_site(variables: FloatArray, site_index: IntArray, *, seed: int = 0) 
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     # In a small pool a variable without information can drown one with it, hence each alone too.
     choices = [ranks, *(ranks[:, [k]] for k in range(ranks.shape[1]))] if ranks.shape[1] > 1 else [ranks]
-    best = max(
-        balanced_accuracy_score(site, cross_val_predict(forest, columns, site, cv=folds))
-        for columns in choices
-    )
-    chance = 1 / n_sites
-    sizes = np.bincount(site)
-    error = np.sqrt((chance * (1 - chance) / sizes[sizes > 0]).sum()) / n_sites
+    predicted = (cross_val_predict(forest, columns, site, cv=folds) for columns in choices)
+    best, chance = max(balanced_accuracy_score(site, each) for each in predicted), 1 / len(sizes)
+    error = np.sqrt((chance * (1 - chance) / sizes).sum()) / len(sizes)
     return SitePrediction(float(best), chance, float(error))

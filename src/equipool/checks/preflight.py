@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from equipool.checks import cautions
 from equipool.checks.breaks import break_cautions
 from equipool.checks.errors import Missing, find_errors
-from equipool.checks.findings import Finding, by_level, plural
+from equipool.checks.findings import LEVELS, Finding, plural
 from equipool.checks.inputs import Inputs
 from equipool.checks.overlap import (
     SitePrediction,
@@ -28,46 +29,35 @@ from equipool.checks.overlap import (
 WIDTH = 100  # characters of a line
 SITES_SHOWN = 24  # longer tables are cut in the text; report.sites has all of it
 MATRIX_SHOWN = 8
+CONFOUNDING = (
+    "Association of each with the site (0 none, 1 complete: ω² for numbers, Cramér's V for classes):"
+)
 MARKS = {"error": "✗", "warning": "!", "note": "·"}
 
 
 @dataclass(frozen=True, eq=False)
 class PreflightReport:
-    """The findings before pooling; ``print(report)`` shows it.
+    """The findings before pooling; ``print(report)`` shows it."""
 
-    Attributes
-    ----------
-    findings
-        Errors first, then warnings, then notes.
-    sites
-        One row a site: rows, classes or target mean, range of each covariate.
-    overlap
-        For each covariate, a site × site frame: the share of participants in the range common to both.
-    common
-        For each covariate, the share of participants in the range that all sites cover.
-    confounding
-        For each covariate and the target: its association with the site, from 0 to 1.
-    site_prediction
-        How well a classifier predicts the site from covariates and target together, and chance.
-    """
-
-    inputs: Inputs = field(repr=False)
-    findings: tuple[Finding, ...]
-    sites: pd.DataFrame
-    overlap: dict[str, pd.DataFrame]
-    common: dict[str, float]
-    confounding: dict[str, float]
-    site_prediction: SitePrediction | None
+    inputs: Inputs = field(repr=False)  #: the parsed pool
+    findings: tuple[Finding, ...]  #: errors first, then warnings, then notes
+    sites: pd.DataFrame  #: one row a site: rows, classes or target mean, range of each covariate
+    overlap: dict[
+        str, pd.DataFrame
+    ]  #: by covariate, site × site: the share of participants in a common range
+    common: dict[str, float]  #: by covariate, the share of participants in the range that all sites cover
+    confounding: dict[str, float]  #: of each covariate and the target: its association with the site, 0 to 1
+    site_prediction: SitePrediction | None  #: from covariates and target together, and chance
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         """What has to be solved first."""
-        return tuple(finding for finding in self.findings if finding.level == "error")
+        return tuple(one for one in self.findings if one.level == "error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What the user should know."""
-        return tuple(finding for finding in self.findings if finding.level == "warning")
+        return tuple(one for one in self.findings if one.level == "warning")
 
     @property
     def ok(self) -> bool:
@@ -93,7 +83,7 @@ class PreflightReport:
             "verdict": self.verdict,
             "rows": self.inputs.n_rows,
             "features": len(self.inputs.feature_names),
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "sites": {str(site): row for site, row in sites.to_dict(orient="index").items()},
             "overlap": {name: frame.to_dict() for name, frame in self.overlap.items()},
             "common_support": self.common,
@@ -103,8 +93,41 @@ class PreflightReport:
 
     def __str__(self) -> str:
         """Return the report as text, verdict last, where the eye of a terminal user is."""
-        sections = [_sites_text(self), _overlap_text(self), _confounding_text(self), _findings_text(self)]
-        return "\n\n".join([*(section for section in sections if section), self.verdict])
+        parts = [self._sites_text(), *map(self._overlap_text, self.overlap)]
+        if self.confounding:
+            lines = [f"  {value:.2f}  {name}" for name, value in self.confounding.items()]
+            if (prediction := self.site_prediction) is not None:
+                accuracy = f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ±"
+                what = "A classifier predicts the site from all of them with a balanced accuracy of"
+                lines.append(f"  {what} {accuracy} {prediction.chance_error:.2f})")
+            parts.append("\n".join([CONFOUNDING, *lines]))
+        wrap = partial(textwrap.fill, width=WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines = [wrap(f"{MARKS[one.level]} {one.text}", subsequent_indent="  ") for one in self.findings]
+        return "\n\n".join([*parts, *(["\n".join(lines)] if lines else []), self.verdict])
+
+    def _sites_text(self) -> str:
+        features = plural(len(self.inputs.feature_names), "feature")
+        head = f"{plural(self.inputs.n_rows, 'row')}, {features}, {plural(len(self.sites), 'site')}"
+        if self.sites.empty:
+            return head
+        shown = self.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
+        lines = shown.to_string(float_format=lambda v: f"{v:.4g}" if v == v else "–", line_width=WIDTH)
+        more = len(self.sites) - len(shown)
+        tail = f"\n… and {plural(more, 'smaller site')}" if more else ""
+        return f"{head}\n{textwrap.indent(lines + tail, '  ')}"
+
+    def _overlap_text(self, name: str) -> str:
+        """Return a small matrix whole, of a large one the pairs of sites with the least overlap."""
+        share = f"{self.common[name]:.0%} of participants are in the range that all sites cover"
+        head = f"Support of {name}: {share}. Share of participants in the range common to two sites:"
+        if len(frame := self.overlap[name]) <= MATRIX_SHOWN:
+            matrix = frame.to_string(float_format="{:.0%}".format)
+        else:
+            pairs = cautions.pairs_by_overlap(frame)
+            lines = [f"{share:4.0%}  {one} – {other}" for share, one, other in pairs[:5]]
+            median = np.median([share for share, *_ in pairs])
+            matrix = "\n".join([*lines, f"… the least of {len(pairs)} pairs; median {median:.0%}"])
+        return f"{textwrap.fill(head, WIDTH)}\n{textwrap.indent(matrix, '  ')}"
 
 
 def preflight(
@@ -115,7 +138,14 @@ def preflight(
     ``measured`` (rows, numbers) is what was measured where the features only summarise it, as with images.
     """
     several = len(inputs.sites) > 1
-    overlap, common = _overlap(inputs) if several else ({}, {})
+    overlap, common = {}, {}
+    for name, values, _ in inputs.covariates_with_site() if several else ():
+        finite = np.isfinite(values)
+        values, site_index = values[finite], inputs.site_index[finite]
+        # Two levels have no range, and a site without a single value has no support to compare.
+        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
+            overlap[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
+            common[name] = common_support(values, site_index)
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [
         *find_errors(inputs, missing=missing),
@@ -130,8 +160,9 @@ def preflight(
         *break_cautions(inputs, measured),
         *cautions.notes(inputs),
     ]
-    sites = _site_table(inputs)
-    return PreflightReport(inputs, by_level(findings), sites, overlap, common, confounding, prediction)
+    findings.sort(key=lambda one: LEVELS.index(one.level))
+    table = _site_table(inputs)
+    return PreflightReport(inputs, tuple(findings), table, overlap, common, confounding, prediction)
 
 
 def _site_table(inputs: Inputs) -> pd.DataFrame:
@@ -151,18 +182,6 @@ def _site_table(inputs: Inputs) -> pd.DataFrame:
     return table.join(counts.rename(columns=lambda label: f"{inputs.target_name}={label}"))
 
 
-def _overlap(inputs: Inputs) -> tuple[dict[str, pd.DataFrame], dict[str, float]]:
-    frames, shares = {}, {}
-    for name, values, _ in inputs.covariates_with_site():
-        finite = np.isfinite(values)
-        values, site_index = values[finite], inputs.site_index[finite]
-        # Two levels have no range, and a site without a single value has no support to compare.
-        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
-            frames[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
-            shares[name] = common_support(values, site_index)
-    return frames, shares
-
-
 def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | None]:
     rows, site_index = inputs.rows_with_site, inputs.site_index
     columns = [(name, values, False) for name, values, _ in inputs.covariates_with_site()]
@@ -171,65 +190,11 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
     strength: dict[str, float] = {}
     for name, values, is_class in columns:
         finite = np.isfinite(values)
-        values, sites = values[finite], np.unique(site_index[finite], return_inverse=True)[1]
-        if len(np.unique(values)) > 1:
-            strength[name] = (
-                cramers_v(values.astype(int), sites) if is_class else omega_squared(values, sites)
-            )
+        sites, measure = site_index[finite], cramers_v if is_class else omega_squared
+        if len(np.unique(values[finite])) > 1:
+            strength[name] = measure(values[finite], np.unique(sites, return_inverse=True)[1])
     complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
     if not columns or not complete.any():
         return strength, None
     variables = np.column_stack([values[complete] for _, values, _ in columns])
     return strength, predict_site(variables, site_index[complete])
-
-
-def _sites_text(report: PreflightReport) -> str:
-    features, sites = plural(len(report.inputs.feature_names), "feature"), plural(len(report.sites), "site")
-    head = f"{plural(report.inputs.n_rows, 'row')}, {features}, {sites}"
-    if report.sites.empty:
-        return head
-    shown = report.sites.sort_values("rows", ascending=False).head(SITES_SHOWN)
-    lines = shown.to_string(float_format=lambda v: f"{v:.4g}" if v == v else "–", line_width=WIDTH)
-    more = len(report.sites) - SITES_SHOWN
-    tail = f"\n… and {plural(more, 'smaller site')}" if more > 0 else ""
-    return f"{head}\n{textwrap.indent(lines + tail, '  ')}"
-
-
-def _overlap_text(report: PreflightReport) -> str:
-    parts = []
-    for name, frame in report.overlap.items():
-        head = (
-            f"Support of {name}: {report.common[name]:.0%} of participants are in the range that all sites "
-            "cover. Share of participants in the range common to two sites:"
-        )
-        parts.append(f"{textwrap.fill(head, WIDTH)}\n{textwrap.indent(_pairs_text(frame), '  ')}")
-    return "\n\n".join(parts)
-
-
-def _pairs_text(frame: pd.DataFrame) -> str:
-    """Return a small matrix whole, of a large one the pairs with the least overlap."""
-    if len(frame) <= MATRIX_SHOWN:
-        return frame.to_string(float_format=lambda share: f"{share:.0%}")
-    pairs = cautions.pairs_by_overlap(frame)
-    lines = [f"{share:4.0%}  {one} – {other}" for share, one, other in pairs[:5]]
-    median = np.median([share for share, *_ in pairs])
-    return "\n".join([*lines, f"… the least of {len(pairs)} pairs; median {median:.0%}"])
-
-
-def _confounding_text(report: PreflightReport) -> str:
-    if not report.confounding:
-        return ""
-    head = "Association of each with the site (0 none, 1 complete: ω² for numbers, Cramér's V for classes):"
-    lines = [head, *(f"  {value:.2f}  {name}" for name, value in report.confounding.items())]
-    if (prediction := report.site_prediction) is not None:
-        lines.append(
-            "  A classifier predicts the site from all of them with a balanced accuracy of "
-            f"{prediction.balanced_accuracy:.2f} (chance {prediction.chance:.2f} ± "
-            f"{prediction.chance_error:.2f})"
-        )
-    return "\n".join(lines)
-
-
-def _findings_text(report: PreflightReport) -> str:
-    wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrap.fill(f"{MARKS[finding.level]} {finding.text}") for finding in report.findings)

@@ -59,18 +59,16 @@ def as_label(text: object) -> str:
 
 def write_description(folder: Path, name: str, command: str, **more: str) -> None:
     """Make a folder a BIDS derivative."""
-    facts = {
-        "Name": name,
-        "BIDSVersion": "1.9.0",
-        "DatasetType": "derivative",
-        **more,
-        "GeneratedBy": [{"Name": f"equipool {command}", "Version": __version__}],
-    }
+    facts: dict[str, Any] = {"Name": name, "BIDSVersion": "1.9.0", "DatasetType": "derivative", **more}
+    facts["GeneratedBy"] = [{"Name": f"equipool {command}", "Version": __version__}]
     write_json(folder / "dataset_description.json", facts)
 
 
 def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) -> pd.DataFrame:
     """Return the images of a BIDS folder, raw or derivative: one for each participant and session.
+
+    The columns are ``participant_id``, ``session`` (``None`` where there are none), ``path`` and one for each
+    other entity.
 
     Parameters
     ----------
@@ -81,19 +79,16 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
     **entities
         What the images must have: ``space="MNI152NLin2009cAsym"``, ``res=2``, ``desc="brain"``,
         ``session="01"``, ``run=1``, …; ``""`` for images without that part of the name.
-
-    Returns
-    -------
-    A frame with ``participant_id``, ``session`` (``None`` where there are none), ``path`` and a column for
-    each other entity.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a BIDS folder, which holds sub-… folders.")
-    rows = [_row(path) for path in _candidates(folder, suffix)]
-    if not rows:
+    paths = _candidates(folder, suffix)
+    if not paths:
         raise InputError(_no_images(folder, suffix))
-    frame = pd.DataFrame(rows).astype(object)
+    frame = pd.DataFrame([{"sub": "", **parse_name(path), "path": path} for path in paths], dtype=object)
+    frame = frame.rename(columns={"sub": "participant_id", "ses": "session"}).drop(columns="suffix")
+    frame["participant_id"] = "sub-" + frame["participant_id"]
     frame = frame.where(frame.notna(), None)
     for name, value in entities.items():
         if value is not None:
@@ -103,19 +98,13 @@ def find_images(folder: str | Path, *, suffix: str = "T1w", **entities: object) 
     if "session" not in frame:
         frame["session"] = None
     _require_one_each(frame)
-    first = [*KEY, "path"]
-    return frame[[*first, *sorted(set(frame.columns) - set(first))]].sort_values(KEY, ignore_index=True)
+    others = sorted(set(frame.columns) - {*KEY, "path"})
+    return frame[[*KEY, "path", *others]].sort_values(KEY, ignore_index=True)
 
 
 def _candidates(folder: Path, suffix: str) -> list[Path]:
     names = (f"{start}_{suffix}.nii{end}" for start in ("sub-*", "sub-*/**/sub-*") for end in ("", ".gz"))
     return sorted({path for name in names for path in folder.glob(name)})
-
-
-def _row(path: Path) -> dict[str, Any]:
-    parts = {key: value for key, value in parse_name(path).items() if key != "suffix"}
-    id, session = f"sub-{parts.pop('sub', '')}", parts.pop("ses", None)
-    return {"participant_id": id, "session": session, "path": path, **parts}
 
 
 def _no_images(folder: Path, suffix: str) -> str:
@@ -151,8 +140,9 @@ def _require_one_each(frame: pd.DataFrame) -> None:
     several = frame[frame.duplicated(KEY, keep=False)]
     if several.empty:
         return
-    groups = [group for _, group in several.groupby(KEY, dropna=False)]
-    first, more = groups[0], f" ({len(groups) - 1} more like this)" if len(groups) > 1 else ""
+    visits = several.groupby(KEY, dropna=False)
+    first = next(group for _, group in visits)
+    more = f" ({len(visits) - 1} more like this)" if len(visits) > 1 else ""
     others = sorted(set(frame.columns) - {*KEY, "path"})
     values = {name: sorted({value or "" for value in first[name]}) for name in others}
     hints = [f"{name} (--{name}: {listed(each)})" for name, each in values.items() if len(each) > 1]
@@ -189,14 +179,21 @@ def read_bids(
     """
     folder = Path(folder)
     images = find_images(folder, suffix=suffix, **entities)
-    table, name = _participants(folder, participants), "the participants' table"
+    if isinstance(participants, pd.DataFrame):
+        table, where = participants, "The participants' table"
+    else:
+        path = folder / "participants.tsv" if participants is None else Path(participants)
+        if not path.is_file():
+            what = f"{path} does not exist; give the participants' table (participants=, --participants)"
+            raise InputError(f"{what}, such as the participants.tsv of the raw dataset.")
+        table, where = read_table(path, labels=["participant_id"]), path.name
+    table, name = _with_ids(table, where, "participant_id", "sub-"), "the participants' table"
     table, images = require_partners(table, images, "participant_id", missing_images, name)
     # Where the table and the file names both have, say, a "run", the table's is kept.
     shared = [name for name in images.columns if name in table.columns and name != "participant_id"]
     if "session" in shared or "path" in shared:
-        raise InputError(
-            "The participants' table has a column 'session' or 'path', which the images have too; rename it."
-        )
+        what = "The participants' table has a column 'session' or 'path', which the images have too"
+        raise InputError(f"{what}; rename it.")
     frame = images.drop(columns=shared).merge(table, on="participant_id", how="left", validate="many_to_one")
     return _with_sessions(frame, folder)
 
@@ -211,55 +208,36 @@ def require_partners(
     without_row = sorted(set(images[key]) - set(table[key]))
     complaints = []
     if without_image:
-        ids = f"{plural(len(without_image), 'id')} of {name}"
-        complaints.append(f"{ids} without an image: {listed(without_image, shown=SHOWN)}")
+        ids = f"{plural(len(without_image), 'id')} of {name} without an image"
+        complaints.append(f"{ids}: {listed(without_image, shown=SHOWN)}")
     if without_row:
-        extra = plural(len(without_row), "image")
-        complaints.append(f"{extra} without a row in {name}: {listed(without_row, shown=SHOWN)}")
+        extra = f"{plural(len(without_row), 'image')} without a row in {name}"
+        complaints.append(f"{extra}: {listed(without_row, shown=SHOWN)}")
+    what = "; ".join(complaints)
     if len(without_row) == images[key].nunique():
-        raise InputError(
-            f"No image belongs to an id of {name}: {'; '.join(complaints)}. Give both the same ids."
-        )
+        raise InputError(f"No image belongs to an id of {name}: {what}. Give both the same ids.")
     if complaints and missing_images == "error":
-        raise InputError(
-            f"{'; '.join(complaints)}. Complete them, or leave them out (missing_images='drop', "
-            "--missing-images drop)."
-        )
+        remedy = "Complete them, or leave them out (missing_images='drop', --missing-images drop)"
+        raise InputError(f"{what}. {remedy}.")
     if complaints:
-        warnings.warn(f"Left out are {'; '.join(complaints)}.", EquipoolWarning, stacklevel=3)
+        warnings.warn(f"Left out are {what}.", EquipoolWarning, stacklevel=3)
     return table[table[key].isin(images[key])], images[images[key].isin(table[key])]
-
-
-def _participants(folder: Path, participants: str | Path | pd.DataFrame | None) -> pd.DataFrame:
-    name, column = "The participants' table", "participant_id"
-    if not isinstance(participants, pd.DataFrame):
-        path = folder / "participants.tsv" if participants is None else Path(participants)
-        if not path.is_file():
-            raise InputError(
-                f"{path} does not exist; give the participants' table (participants=, --participants), "
-                "such as the participants.tsv of the raw dataset."
-            )
-        participants, name = read_table(path, labels=[column]), path.name
-    return _with_ids(participants, name, column, "sub-")
 
 
 def _with_ids(frame: pd.DataFrame, where: str, column: str, prefix: str) -> pd.DataFrame:
     """Return the table with ids that all have the prefix, as in the names of files; refuse double ones."""
     if column not in frame:
-        raise InputError(
-            f"{where} has no column {column!r}; add it, or rename one of {listed(frame.columns)}."
-        )
+        hint = f"add it, or rename one of {listed(frame.columns)}"
+        raise InputError(f"{where} has no column {column!r}; {hint}.")
     if frame[column].isna().any():
         empty = plural(int(frame[column].isna().sum()), "row")
         raise InputError(f"{where} has {empty} without {column}; fill it in, or delete these rows.")
     ids = [prefix + str(value).strip().removeprefix(prefix) for value in frame[column]]
-    frame = frame.assign(**{column: ids})
-    double = frame.loc[frame.duplicated(column), column].unique()
+    double = pd.Index(ids)[pd.Index(ids).duplicated()].unique()
     if len(double):
-        raise InputError(
-            f"{where} has more than one row for {listed(double, shown=SHOWN)}; keep one of each."
-        )
-    return frame
+        rows = f"more than one row for {listed(double, shown=SHOWN)}"
+        raise InputError(f"{where} has {rows}; keep one of each.")
+    return frame.assign(**{column: ids})
 
 
 def _with_sessions(frame: pd.DataFrame, folder: Path) -> pd.DataFrame:

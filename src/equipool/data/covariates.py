@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from equipool.checks.inputs import Inputs, as_at_fit, as_frame, as_numbers, parse_labels
+from equipool.checks.inputs import Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
 
 FloatArray = NDArray[np.float64]
@@ -54,12 +54,9 @@ class Covariate:
 
 def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tuple[Covariate, ...]:
     """Take each covariate's scale from the rows at hand; units are by name."""
-    return tuple(
-        Covariate.of(name, values, unit=(units or {}).get(name, ""), levels=levels)
-        for name, values, levels in zip(
-            inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True
-        )
-    )
+    columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
+    unit = (units or {}).get
+    return tuple(Covariate.of(name, x, unit=unit(name, ""), levels=levels) for name, x, levels in columns)
 
 
 @dataclass(frozen=True)
@@ -87,10 +84,9 @@ class Encoding:
             levels, labels = self.categories[column], parse_labels(frame[column])
             for row, label in enumerate(labels, start=1):
                 if label not in levels:
-                    raise InputError(
-                        f"The covariate {column!r} is {label!r} in row {row}; at fit it was one of "
-                        f"{', '.join(levels)}; correct it, or leave the row out."
-                    )
+                    what = f"The covariate {column!r} is {label!r} in row {row}"
+                    at_fit = f"at fit it was one of {', '.join(levels)}"
+                    raise InputError(f"{what}; {at_fit}; correct it, or leave the row out.")
             is_level = ((labels == level).astype(float) for level in levels[1:])
             columns |= dict(zip(self._names(column), is_level, strict=True))
         return pd.DataFrame(columns, index=frame.index)
@@ -113,18 +109,3 @@ def encode(frame: pd.DataFrame) -> Encoding:
         if 2 < len(levels) <= max(20, len(labels) // 10) and None not in labels:
             categories[str(name)] = tuple(levels)
     return Encoding(tuple(map(str, frame.columns)), categories)
-
-
-def covariate_frame(covariates: Any, rows: int, names: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """Return covariates as a frame; values without names take those of the fit, by position."""
-    if covariates is None:
-        return pd.DataFrame(index=range(rows))
-    given = pd.DataFrame(covariates) if isinstance(covariates, dict) else covariates
-    frame = as_frame(given, "covariates", "c")
-    if names == ("c0",) and frame.shape[1] == 1:  # it had no name at fit
-        frame.columns = pd.Index(names)
-    elif names is not None:
-        frame = as_at_fit(given, names)
-    if len(frame) != rows:
-        raise InputError(f"covariates must have one row for each of the {rows} rows of X. Got {len(frame)}.")
-    return frame

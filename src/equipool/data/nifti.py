@@ -6,13 +6,16 @@ import gzip
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import nibabel
 import numpy as np
+from nibabel.affines import voxel_sizes
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import listed, plural
@@ -41,18 +44,6 @@ class Frame(NamedTuple):
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
 
-    @property
-    def orientation(self) -> str:
-        """The directions of the axes, such as RAS."""
-        import nibabel
-
-        return "".join(map(str, nibabel.aff2axcodes(self.affine)))
-
-    @property
-    def sizes(self) -> NDArray[np.float64]:
-        """The edges of a voxel in mm."""
-        return np.linalg.norm(self.affine[:3, :3], axis=0)
-
 
 class ReadMask(NamedTuple):
     """The voxels of a mask, (x, y, z), and the affine of its file; an array has none."""
@@ -72,8 +63,7 @@ class Grid:
 
     def __str__(self) -> str:
         """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
-        frame = Frame(self.shape, self.affine)
-        return f"{_times(self.shape)} voxels of {_times(frame.sizes.round(3))} mm, {frame.orientation}"
+        return _described(Frame(self.shape, self.affine))
 
 
 def check_volumes(
@@ -97,43 +87,43 @@ def check_volumes(
         The files, ``.nii`` or ``.nii.gz``.
     mask
         The voxels that count, as an array (x, y, z) or a NIfTI file; values elsewhere may be anything.
-    jobs
-        How many files to read at a time.
-    progress
-        Whether to show progress on the terminal.
+    jobs, progress
+        How many files to read at a time, and whether to show progress on the terminal.
     each
         Called with the position and the values (x, y, z) of every image, in order.
     """
     files = tuple(map(Path, paths))
-    if not files:
-        raise InputError("No images were given; give at least one NIfTI file.")
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1. Got {jobs}.")
-    headers, problems = _read_headers(files)
-    shape, affine = _majority(headers, problems, files)
-    inside, mask_affine = (None, None) if mask is None else read_mask(mask)
-    if inside is not None and inside.shape != shape:
-        raise InputError(
-            f"The mask has {_times(inside.shape)} voxels, the images have {_times(shape)}; resample it."
-        )
-    if mask_affine is not None and not _same(mask_affine, affine):
-        raise InputError("The affine of the mask is not that of the images; resample it to their grid.")
+    if not files or jobs < 1:
+        jobs_wrong = f"jobs must be at least 1. Got {jobs}."
+        raise InputError(jobs_wrong if files else "No images were given; give at least one NIfTI file.")
+    frame, problems = _common_grid(files)
+    inside = None if mask is None else fitting_mask(mask, frame)
     usable = [k for k in range(len(files)) if k not in problems]
-    images = _in_order(lambda k: _read_checked(files[k], shape, inside), usable, jobs)
-    present = np.zeros(shape, dtype=np.int32)
+    present = np.zeros(frame.shape, dtype=np.int32)
     brightness: dict[int, float] = {}
-    for k, values in zip(usable, counted(images, "Images", len(usable)) if progress else images, strict=True):
-        if isinstance(values, str):
-            problems[k] = values
-            continue
-        nonzero = np.isfinite(values) & (values != 0)
-        present += nonzero
-        brightness[k] = float(np.median(np.abs(values[nonzero if inside is None else nonzero & inside])))
-        if each is not None and not problems:
-            each(k, values)
+    with ThreadPoolExecutor(jobs) as pool:
+        # A few at a time, so that memory does not grow with their number.
+        batches = (usable[start : start + 2 * jobs] for start in range(0, len(usable), 2 * jobs))
+        read = partial(_read_checked, shape=frame.shape, mask=inside)
+        images = (image for batch in batches for image in pool.map(read, (files[k] for k in batch)))
+        positions = counted(usable, "Images", len(usable)) if progress else usable
+        for k, values in zip(positions, images, strict=True):
+            if isinstance(values, str):
+                problems[k] = values
+                continue
+            nonzero = np.isfinite(values) & (values != 0)
+            present += nonzero
+            brightness[k] = float(np.median(np.abs(values[nonzero if inside is None else nonzero & inside])))
+            if each is not None and not problems:
+                each(k, values)
     _raise_problems(files, problems)
-    _warn_of_brightness(files, brightness)
-    return Grid(shape, affine, present, tuple(brightness.values()))
+    usual = float(np.median(list(brightness.values())))
+    odd = [files[k] for k, value in brightness.items() if not usual / UNLIKE <= value <= usual * UNLIKE]
+    if odd:
+        what = f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below"
+        text = f"{what} those of the other images; were they scaled differently?"
+        warnings.warn(text, EquipoolWarning, stacklevel=2)
+    return Grid(*frame, present, tuple(brightness.values()))
 
 
 def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -162,15 +152,10 @@ def mni_grid(resolution: float) -> tuple[tuple[int, int, int], NDArray[np.float6
     return (x, y, z), affine
 
 
-def read_grid(path: Path) -> Frame | None:
-    """Return shape and affine of an image; ``None`` where its header cannot be used."""
-    header = _read_header(path)
-    return None if isinstance(header, str) else header
-
-
 def read_volume(path: Path) -> FloatArray:
     """Return the values of one image, (x, y, z)."""
-    values = np.asarray(_load(path).dataobj, dtype=np.float32)
+    image: Any = nibabel.load(path)
+    values = np.asarray(image.dataobj, dtype=np.float32)
     return values.reshape(values.shape[:3])
 
 
@@ -181,7 +166,7 @@ def read_mask(mask: ArrayLike | str | Path | ReadMask) -> ReadMask:
     affine, name = None, ""
     if isinstance(mask, str | Path):
         path, name = Path(mask), f" {mask}"
-        header = _read_header(path)
+        header = read_header(path)
         if isinstance(header, str):
             raise InputError(f"The mask {path} {header}; give a NIfTI file on the grid of the images.")
         values = _read_checked(path, header.shape, None, may_be_constant=True)
@@ -194,6 +179,17 @@ def read_mask(mask: ArrayLike | str | Path | ReadMask) -> ReadMask:
     if not inside.any():
         raise InputError(f"The mask{name} is empty; it must hold at least one voxel that is not 0.")
     return ReadMask(inside, affine)
+
+
+def fitting_mask(mask: ArrayLike | str | Path | ReadMask, frame: Frame) -> Mask:
+    """Return the voxels of a mask; raise an error where it is not on the grid."""
+    inside, affine = read_mask(mask)
+    if inside.shape != frame.shape:
+        what = f"The mask has {_times(inside.shape)} voxels, the images have {_times(frame.shape)}"
+        raise InputError(f"{what}; resample it.")
+    if affine is not None and not _same(affine, frame.affine):
+        raise InputError("The affine of the mask is not that of the images; resample it to their grid.")
+    return inside
 
 
 def write_volume(
@@ -213,10 +209,8 @@ def write_volume(
     mni
         Whether the affine leads to MNI space; the header then records it.
     intent
-        What the values are, as nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
+        As nibabel's ``set_intent`` takes it: ``("t test", (degrees_of_freedom,))``.
     """
-    import nibabel
-
     path, data = Path(path), np.asarray(values)
     data = data.astype(np.uint8 if data.dtype == bool else np.float32)
     if not path.name.endswith((".nii", ".nii.gz")):
@@ -224,14 +218,13 @@ def write_volume(
     if isinstance(like, str | Path):
         if path.exists() and path.samefile(like):
             raise InputError(f"{path} is the image that was read; write the new one elsewhere.")
-        like = _load(Path(like))
+        like = nibabel.load(like)
     if not hasattr(like, "header"):
         like = nibabel.Nifti1Image(data, np.asarray(like, dtype=np.float64))
         like.header.set_xyzt_units("mm")
     if data.shape != like.shape[:3]:
-        raise InputError(
-            f"The values have {_times(data.shape)} voxels, {path.name} needs {_times(like.shape[:3])}."
-        )
+        what = f"The values have {_times(data.shape)} voxels"
+        raise InputError(f"{what}, {path.name} needs {_times(like.shape[:3])}.")
     header = like.header.copy()
     header.set_data_dtype(data.dtype)
     kind: Any = nibabel.Nifti2Image if isinstance(like, nibabel.Nifti2Image) else nibabel.Nifti1Image
@@ -246,59 +239,54 @@ def write_volume(
     return write_whole(path, gzip.compress(content, LEVEL, mtime=0) if path.suffix == ".gz" else content)
 
 
-def _load(path: Path) -> Any:
-    import nibabel
-
-    return nibabel.load(path)
-
-
-def _read_headers(paths: Sequence[Path]) -> tuple[dict[int, Frame], dict[int, str]]:
-    """Return the headers that can be used, and what is wrong with the rest, by position."""
-    headers: dict[int, Frame] = {}
-    problems: dict[int, str] = {}
+def _common_grid(files: Sequence[Path]) -> tuple[Frame, dict[int, str]]:
+    """Return the grid of most images, and what is wrong with files by their headers, by position."""
     first: dict[Path, int] = {}
-    for k, path in enumerate(paths):
+    read: dict[int, Frame | str] = {}
+    for k, path in enumerate(files):
         before = first.setdefault(path.resolve(), k)
-        header = _read_header(path) if before == k else f"is given twice, in rows {before + 1} and {k + 1}"
-        if isinstance(header, str):
-            problems[k] = header
-        else:
-            headers[k] = header
-    return headers, problems
+        twice = f"is given twice, in rows {before + 1} and {k + 1}"
+        read[k] = read_header(path) if before == k else twice
+    problems = {k: header for k, header in read.items() if isinstance(header, str)}
+    headers = {k: header for k, header in read.items() if isinstance(header, Frame)}
+    if not headers:
+        _raise_problems(files, problems)
+    keys = {k: (header.shape, tuple(header.affine.round(2).ravel())) for k, header in headers.items()}
+    most = Counter(keys.values()).most_common(1)[0][0]
+    usual = next(header for k, header in headers.items() if keys[k] == most)
+    unlike = {k: text for k, header in headers.items() if (text := _difference(header, usual))}
+    as_in = f"as in {len(headers) - len(unlike)} of {plural(len(headers), 'file')}"
+    return usual, problems | {k: f"{text} {as_in}" for k, text in unlike.items()}
 
 
-def _read_header(path: Path) -> Frame | str:
+def read_header(path: Path) -> Frame | str:
     """Return the header, or what is wrong with it or with the file."""
-    import nibabel
-
     if path.is_dir():
         return "is a folder, not an image"
-    if not path.is_file():
-        return (
-            "is a link to a file that is not here (datalad get?)" if path.is_symlink() else "does not exist"
-        )
+    if path.is_symlink() and not path.exists():
+        return "is a link to a file that is not here (datalad get?)"
+    if not path.exists():
+        return "does not exist"
     try:
-        image = _load(path)
+        image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Image):
             return "is not a NIfTI file"
-        return _checked_header(image, path.stat().st_size, packed=path.suffix == ".gz")
+        return _checked_header(image, path)
     except nibabel.filebasedimages.ImageFileError:
         return "is not a NIfTI file, or broken at its beginning"
     except Exception as error:  # whatever the reader meets in a damaged file
         return f"cannot be read as NIfTI ({first_line(error)})"
 
 
-def _checked_header(image: Any, file_size: int, *, packed: bool) -> Frame | str:
-    sizes, kind = [int(size) for size in image.shape], image.header.get_data_dtype()
+def _checked_header(image: Any, path: Path) -> Frame | str:
+    sizes, kind, space = [int(size) for size in image.shape], image.get_data_dtype(), path.stat().st_size
     if kind.kind not in "iufb":
         return f"holds values of the kind {kind}, not plain numbers"
     if len(sizes) < 3 or any(size != 1 for size in sizes[3:]) or min(sizes) < 1:
         return f"has the shape {_times(sizes)}, not one three-dimensional volume"
-    room = file_size * MAX_DEFLATE if packed else file_size - int(image.dataobj.offset)
+    room = space * MAX_DEFLATE if path.suffix == ".gz" else space - int(image.dataobj.offset)
     if math.prod(sizes) > MAX_VOXELS or math.prod(sizes) * kind.itemsize > room:
-        return (
-            f"claims {_times(sizes)} voxels, more than its {plural(file_size, 'byte')} can hold; is it whole?"
-        )
+        return f"claims {_times(sizes)} voxels, more than its {plural(space, 'byte')} can hold; is it whole?"
     affine = np.asarray(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
         return "has an affine that is not a place in space"
@@ -308,40 +296,23 @@ def _checked_header(image: Any, file_size: int, *, packed: bool) -> Frame | str:
     return Frame((sizes[0], sizes[1], sizes[2]), affine)
 
 
-def _majority(headers: Mapping[int, Frame], problems: dict[int, str], paths: Sequence[Path]) -> Frame:
-    """Return the shape and affine of most images, and note the others as problems."""
-    if not headers:
-        _raise_problems(paths, problems)
-    total = plural(len(headers), "file")
-    shape, count = Counter(header.shape for header in headers.values()).most_common(1)[0]
-    alike: dict[int, list[int]] = {}  # positions of the images with one affine, by the first of them
-    for k, header in headers.items():
-        if header.shape != shape:
-            expected = f"expected {_times(shape)} as in {count} of {total}"
-            problems[k] = f"has {_times(header.shape)} voxels, {expected}"
-        else:
-            first = next((f for f in alike if _same(header.affine, headers[f].affine)), k)
-            alike.setdefault(first, []).append(k)
-    most = max(alike, key=lambda first: len(alike[first]))
-    for first in alike.keys() - {most}:
-        difference = _affine_difference(headers[first], headers[most])
-        problems |= dict.fromkeys(alike[first], f"{difference} as in {len(alike[most])} of {total}")
-    return headers[most]
-
-
 def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE)
 
 
-def _affine_difference(header: Frame, usual: Frame) -> str:
-    if header.orientation != usual.orientation:
-        return f"has the orientation {header.orientation} against {usual.orientation}"
-    if not _same(header.sizes, usual.sizes):
-        return f"has voxels of {_times(header.sizes)} mm, expected {_times(usual.sizes)} mm"
-    if not _same(header.affine[:3, :3], usual.affine[:3, :3]):
+def _described(frame: Frame) -> str:
+    sizes, axes = voxel_sizes(frame.affine).round(3), nibabel.aff2axcodes(frame.affine)
+    return f"{_times(frame.shape)} voxels of {_times(sizes)} mm, {''.join(map(str, axes))}"
+
+
+def _difference(frame: Frame, usual: Frame) -> str:
+    """Return how a grid differs from the usual one, "" if it does not."""
+    if (described := _described(frame)) != _described(usual):
+        return f"has {described}, expected {_described(usual)}"
+    if not _same(frame.affine[:3, :3], usual.affine[:3, :3]):
         return "is rotated against the affine"
-    shift = np.linalg.norm(header.affine[:3, 3] - usual.affine[:3, 3])
-    return f"is shifted by {shift:.3g} mm against the affine"
+    shift = np.linalg.norm(frame.affine[:3, 3] - usual.affine[:3, 3])
+    return "" if _same(frame.affine, usual.affine) else f"is shifted by {shift:.3g} mm against the affine"
 
 
 def _read_checked(
@@ -366,38 +337,13 @@ def _read_checked(
     return values
 
 
-def _in_order(
-    function: Callable[[int], FloatArray | str], items: Sequence[int], jobs: int
-) -> Iterator[FloatArray | str]:
-    """Apply a function in threads, a few items at a time, so that memory does not grow with their number."""
-    size = 1 if jobs == 1 else 2 * jobs
-    with ThreadPoolExecutor(jobs) as pool:
-        for start in range(0, len(items), size):
-            yield from pool.map(function, items[start : start + size])
-
-
-def _warn_of_brightness(paths: Sequence[Path], brightness: Mapping[int, float]) -> None:
-    usual = float(np.median(list(brightness.values())))
-    odd = [paths[k] for k, value in brightness.items() if not usual / UNLIKE <= value <= usual * UNLIKE]
-    if odd:
-        warnings.warn(
-            f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below "
-            "those of the other images; were they scaled differently?",
-            EquipoolWarning,
-            stacklevel=2,
-        )
-
-
 def _raise_problems(paths: Sequence[Path], problems: Mapping[int, str]) -> None:
-    if not problems:
-        return
     lines = [f"{paths[k]} {problems[k]}" for k in sorted(problems)]
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"and {len(lines) - SHOWN} more"]
-    raise InputError(
-        f"{len(problems)} of {plural(len(paths), 'image')} cannot be used; repair them or leave them out:\n  "
-        + "\n  ".join(lines)
-    )
+    if problems:
+        what = f"{len(problems)} of {plural(len(paths), 'image')} cannot be used"
+        raise InputError("\n  ".join([f"{what}; repair them or leave them out:", *lines]))
 
 
 def _times(sizes: Iterable[Any]) -> str:

@@ -15,7 +15,7 @@ from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
 from equipool.checks.findings import listed, plural
 from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.splits import deal, systematic
-from equipool.data.tables import image_paths, label_columns, read_table
+from equipool.data.tables import image_paths, read_table
 from equipool.exceptions import InputError, did_you_mean
 
 FloatArray = NDArray[np.float64]
@@ -27,28 +27,9 @@ Stratum = Literal["site", "target"] | str
 class PooledDataset:
     """A checked, immutable pool of rows from several sites.
 
-    Build it with :meth:`from_arrays`, :meth:`from_frame` or :meth:`read`; select rows with
-    ``pool[rows]`` or :meth:`select`. A selection keeps the sites and the covariates' scale of the whole pool,
-    so that training and test rows have the same codes.
-
-    Attributes
-    ----------
-    X
-        Features (rows, features), or ``None`` for a pool of images.
-    images
-        Paths of the images, or ``None``.
-    y
-        Target: class labels or numbers, or ``None``.
-    site
-        Index of each row's site in ``sites``.
-    sites
-        The sites' names, in order.
-    C
-        Covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1].
-    covariates
-        Name, unit and scale of each.
-    ids
-        One for each row.
+    Build it with :meth:`from_arrays`, :meth:`from_frame` or :meth:`read`; select rows with ``pool[rows]``. A
+    selection keeps the sites and the covariates' scale of the whole pool, so that training and test rows have
+    the same codes.
 
     Examples
     --------
@@ -60,14 +41,14 @@ class PooledDataset:
     ['2', '3', '4']
     """
 
-    X: FloatArray | None
-    images: tuple[Path, ...] | None
-    y: NDArray[Any] | None
-    site: IntArray
-    sites: tuple[str, ...]
-    C: FloatArray
-    covariates: tuple[Covariate, ...]
-    ids: NDArray[np.object_]
+    X: FloatArray | None  #: features (rows, features), or ``None`` for a pool of images
+    images: tuple[Path, ...] | None  #: paths of the images, or ``None``
+    y: NDArray[Any] | None  #: target: class labels or numbers, or ``None``
+    site: IntArray  #: index of each row's site in ``sites``
+    sites: tuple[str, ...]  #: the sites' names, in order
+    C: FloatArray  #: covariates (rows, K) in their units; :attr:`scaled` has them in [−1, 1]
+    covariates: tuple[Covariate, ...]  #: name, unit and scale of each
+    ids: NDArray[np.object_]  #: one for each row
     feature_names: tuple[str, ...] = ()
     target_name: str = "target"
     task: Task | None = None
@@ -88,7 +69,6 @@ class PooledDataset:
         images: Iterable[str | Path] | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
-        like: PooledDataset | None = None,
         **arrays: Unpack[Arrays],
     ) -> PooledDataset:
         """Build a pool from arrays, lists, series or frames of one length; give X or images.
@@ -97,31 +77,24 @@ class PooledDataset:
         ----------
         X, images
             Features (rows, features), or paths of images.
-        site
-            The site of each row.
+        site, ids
+            The site of each row, and its id (default: its number).
         covariates, covariate_names, units
             Numbers (rows,) or (rows, K), their names, and their units by name.
         y, task
             The target, and whether it is a ``"class"`` or a ``"number"`` (default: guessed).
-        ids
-            One for each row; default: its number.
         missing
             ``"error"``: refuse missing features; ``"impute"``: keep them for the imputer.
-        like
-            A pool whose sites, levels, scales and task are to be used: for new rows, even a single one.
-            Sites that it does not have come last.
         """
         paths = None if images is None else image_paths(pd.DataFrame({"images": list(images)}), "images")
         if (X is None) == (paths is None):
             raise InputError("Give either X (features) or images (paths); got both or neither.")
         if paths is not None and len(paths) != len(site):
-            raise InputError(
-                f"site has {len(site)} values for {plural(len(paths), 'image')}; give one for each."
-            )
-        if like is not None:
-            arrays = {"covariate_names": like.covariate_names, **arrays, **like._coding()}
-        inputs = Inputs.from_arrays(X, site=site, **arrays)
-        return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
+            images_given = plural(len(paths), "image")
+            raise InputError(f"site has {len(site)} values for {images_given}; give one for each.")
+        return cls.from_inputs(
+            Inputs.from_arrays(X, site=site, **arrays), images=paths, units=units, missing=missing
+        )
 
     @classmethod
     def from_frame(
@@ -137,19 +110,21 @@ class PooledDataset:
     ) -> PooledDataset:
         """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
 
-        ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is as for
-        :meth:`from_arrays`.
+        ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is a pool
+        whose sites, levels, scales and task are to be used: for new rows, even a single one. Sites that it
+        does not have come last.
         """
         paths = None if images is None else image_paths(frame, images)
         if like is not None:
-            roles = {**roles, **like._coding(), "features": like.feature_names}
+            levels = {covariate.name: covariate.levels for covariate in like.covariates}
+            roles = {**roles, "levels": levels, "task": like.task, "features": like.feature_names}
         inputs = Inputs.from_frame(frame, site=site, images=images, **roles)
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
     @classmethod
     def read(cls, path: str | Path, *, site: str, **roles: Any) -> PooledDataset:
         """Build a pool from a CSV, TSV or Parquet file; arguments as for :meth:`from_frame`."""
-        return cls.from_frame(read_table(path, labels=label_columns(site, roles)), site=site, **roles)
+        return cls.from_frame(read_table(path, labels=[site, roles.get("id")]), site=site, **roles)
 
     @classmethod
     def from_inputs(
@@ -164,12 +139,10 @@ class PooledDataset:
         """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
         covariates = covariates_of(inputs, units) if like is None else like.covariates
-        names = tuple(covariate.name for covariate in covariates)
-        if inputs.covariate_names != names:
-            raise InputError(
-                f"The pool has the covariates {list(names)}. Got {list(inputs.covariate_names)}; give the "
-                "same in the same order."
-            )
+        if like is not None and inputs.covariate_names != like.covariate_names:
+            what = f"The pool has the covariates {list(like.covariate_names)}"
+            got = f"Got {list(inputs.covariate_names)}"
+            raise InputError(f"{what}. {got}; give the same in the same order.")
         # The sites of the pool that these rows are like come first.
         sites = tuple(dict.fromkeys([*(() if like is None else like.sites), *inputs.sites]))
         ids = np.arange(1, inputs.n_rows + 1).astype(str) if inputs.ids is None else inputs.ids
@@ -188,11 +161,6 @@ class PooledDataset:
             site_name=inputs.site_name,
             id_name=inputs.id_name,
         )
-
-    def _coding(self) -> Any:
-        """Return the levels and the task that other rows must have to be comparable."""
-        levels = {covariate.name: covariate.levels for covariate in self.covariates}
-        return {"levels": levels, "task": self.task}
 
     def __len__(self) -> int:
         return len(self.site)
@@ -217,10 +185,8 @@ class PooledDataset:
     @property
     def scaled(self) -> FloatArray:
         """The covariates in scaled units, (rows, K): what :class:`CovariateAction` takes."""
-        centre = np.array([covariate.centre for covariate in self.covariates])
-        scale = np.array([covariate.scale for covariate in self.covariates])
-        scaled: FloatArray = (self.C - centre) / scale
-        return scaled
+        columns = [one.scaled(self.C[:, k]) for k, one in enumerate(self.covariates)]
+        return np.column_stack(columns) if columns else np.empty((len(self), 0))
 
     @property
     def covariate_names(self) -> tuple[str, ...]:
@@ -243,7 +209,10 @@ class PooledDataset:
 
     def covariate(self, name: str) -> FloatArray:
         """Return one covariate by name, in its unit."""
-        _require_names("covariate", [name], self.covariate_names)
+        if name not in self.covariate_names:
+            otherwise = f"it has {listed(self.covariate_names, shown=12)}."
+            hint = did_you_mean(name, self.covariate_names, otherwise)
+            raise InputError(f"The pool has no covariate {name!r}; {hint}")
         return self.C[:, self.covariate_names.index(name)]
 
     def to_frame(self) -> pd.DataFrame:
@@ -272,52 +241,10 @@ class PooledDataset:
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
             raise InputError("Select rows with a mask, a list of positions or a slice, not a single number.")
-        return replace(
-            self,
-            X=None if self.X is None else self.X[positions],
-            images=None if self.images is None else tuple(self.images[k] for k in positions),
-            y=None if self.y is None else self.y[positions],
-            site=self.site[positions],
-            C=self.C[positions],
-            ids=self.ids[positions],
-        )
-
-    def select(
-        self,
-        *,
-        sites: Any = None,
-        target: Any = None,
-        between: Mapping[str, tuple[float, float]] | None = None,
-    ) -> PooledDataset:
-        """Select rows by site, by target value and by covariate ranges (both ends included).
-
-        Examples
-        --------
-        >>> pool = PooledDataset.from_arrays([[1.0], [2.0], [3.0]], site=["A", "B", "B"],
-        ...                                  covariates=[20.0, 30.0, 60.0], covariate_names=["age"])
-        >>> len(pool.select(sites="B", between={"age": (50, 90)}))
-        1
-        """
-        mask = np.ones(len(self), dtype=bool)
-        if sites is not None:
-            chosen = [str(name) for name in ([sites] if np.isscalar(sites) else sites)]
-            _require_names("site", chosen, self.sites)
-            mask &= np.isin(self.site_labels.astype(str), chosen)
-        if target is not None:
-            mask &= self._has_target(target)
-        for name, (low, high) in (between or {}).items():
-            values = self.covariate(name)
-            mask &= (values >= low) & (values <= high)
-        return self[mask]
-
-    def _has_target(self, target: Any) -> NDArray[np.bool_]:
-        if self.y is None:
-            raise InputError("The pool has no target to select by.")
-        if self.task == "number":
-            return np.asarray(self.y == target)
-        label = f"{target:g}" if isinstance(target, float) else str(target)
-        _require_names("class", [label], sorted(set(self.y)))
-        return np.asarray(self.y == label)
+        images = None if self.images is None else tuple(self.images[k] for k in positions)
+        arrays = {name: getattr(self, name) for name in ("X", "y", "site", "C", "ids")}
+        parts: Any = {name: None if array is None else array[positions] for name, array in arrays.items()}
+        return replace(self, images=images, **parts)
 
     def split(
         self, test_size: float = 0.2, *, stratify: Stratum | Sequence[Stratum] = "site", random_state: int = 0
@@ -347,30 +274,22 @@ class PooledDataset:
 
     def leave_one_site_out(self) -> list[tuple[IntArray, IntArray]]:
         """Return (train, test) positions with each site in turn as the test set, in their order."""
-        present = np.unique(self.site)
-        return [(np.flatnonzero(self.site != k), np.flatnonzero(self.site == k)) for k in present]
+        return [
+            (np.flatnonzero(self.site != k), np.flatnonzero(self.site == k)) for k in np.unique(self.site)
+        ]
 
     def _strata(self, stratify: Stratum | Sequence[Stratum]) -> tuple[list[IntArray], list[FloatArray]]:
         labels: list[IntArray] = []
         numbers: list[FloatArray] = []
         for name in [stratify] if isinstance(stratify, str) else stratify:
+            if name == "target" and self.y is None:
+                raise InputError("The pool has no target to stratify by.")
             if name == "site":
                 labels.append(self.site)
-            elif name == "target":
-                if self.y is None:
-                    raise InputError("The pool has no target to stratify by.")
-                if self.task == "class":
-                    labels.append(np.unique(self.y.astype(str), return_inverse=True)[1].astype(np.intp))
-                else:
-                    numbers.append(self.y)
+            elif name == "target" and self.task == "class":
+                labels.append(
+                    np.unique(np.asarray(self.y, dtype=str), return_inverse=True)[1].astype(np.intp)
+                )
             else:
-                numbers.append(self.covariate(name))
+                numbers.append(np.asarray(self.y) if name == "target" else self.covariate(name))
         return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers
-
-
-def _require_names(what: str, names: Sequence[str], there: Sequence[str]) -> None:
-    """Raise an error with the nearest name, or those that there are, where one is not among them."""
-    for name in names:
-        if name not in there:
-            hint = did_you_mean(name, there, f"it has {listed(there, shown=12)}.")
-            raise InputError(f"The pool has no {what} {name!r}; {hint}")

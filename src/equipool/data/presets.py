@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -32,10 +31,10 @@ ADNI_COLUMNS = {
 }
 ADCP_COLUMNS = {
     "subject": ("subject", "subjectid", "participantid", "ptid", "id"),
+    "site": ("site", "siteid", "scanner", "centre", "center"),
     "age": ("age",),
     "sex": ("sex", "gender"),
     "dx": ("dx", "diagnosis", "group", "researchgroup"),
-    "site": ("site", "siteid", "scanner", "centre", "center"),
     "mmse": ("mmse", "mmsetotalscore"),
 }
 OPTIONAL = {"image", "mmse", "visit", "date", "site"}
@@ -43,7 +42,7 @@ OPTIONAL = {"image", "mmse", "visit", "date", "site"}
 ADNI_SUBJECT = re.compile(r"\d{3}_S_\d{4,5}")
 ADNI_IMAGE = re.compile(r"(?<![A-Za-z0-9])I\d{3,}(?![A-Za-z0-9])")
 SITE_FOLDER = re.compile(r"site[-_ ]?\w+", re.IGNORECASE)
-VENDORS = {"ge": "GE", "general electric": "GE", "philips": "Philips", "siemens": "Siemens"}
+VENDORS = {"ge": "GE", "philips": "Philips", "siemens": "Siemens"}  # as names of makers begin
 GROUP_NAMES = {"NL": "CN", "NORMAL": "CN", "CONTROL": "CN", "DEMENTIA": "AD"}
 
 
@@ -55,6 +54,9 @@ def read_adni(
     missing_images: MissingImages = "error",
 ) -> pd.DataFrame:
     """Return ADNI's participants with their images from the search export and a folder of NIfTI files.
+
+    The columns are ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
+    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
 
     Parameters
     ----------
@@ -71,10 +73,6 @@ def read_adni(
     missing_images
         ``"error"`` names rows without an image and images without a row; ``"drop"`` leaves them out.
 
-    Returns
-    -------
-    A frame with ``participant_id``, ``path``, ``site`` (GE, Philips or Siemens), ``age``, ``sex``, ``dx``,
-    and ``mmse``, ``image_id``, ``visit`` and ``date`` where the export has them.
     """
     path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
     folder = path.parent if images is None else Path(images)
@@ -87,8 +85,17 @@ def read_adni(
         table["key"] = table["subject"]
         files = _images_by_id(folder, ADNI_SUBJECT)
     frame = _joined(table, files, path, groups, missing_images).rename(columns={"image": "image_id"})
-    frame.insert(2, "site", _vendors(frame["protocol"], frame["participant_id"], path))
-    return frame.drop(columns="protocol")
+    # "Field Strength=3.0;Manufacturer=SIEMENS", or a plain name.
+    protocols = frame.pop("protocol").fillna("").astype(str)
+    makers = protocols.str.replace(r"(?i).*manufacturer\s*=\s*([^;]*).*", r"\1", regex=True).str.strip()
+    vendors = makers.str.lower().str.extract(f"^({'|'.join(VENDORS)})", expand=False).map(VENDORS)
+    unknown = (frame["participant_id"] + ": " + protocols)[vendors.isna()]
+    if len(unknown):
+        rows = f"{plural(len(unknown), 'row')} ({listed(unknown, shown=3)})"
+        what = f"{path.name} names no manufacturer GE, Philips or Siemens in {rows}"
+        raise InputError(f"{what}; add Manufacturer to the search's Imaging Protocol.")
+    frame.insert(2, "site", vendors)
+    return frame
 
 
 def read_adcp(
@@ -98,6 +105,8 @@ def read_adcp(
     missing_images: MissingImages = "error",
 ) -> pd.DataFrame:
     """Return ADCP's participants with their images from a folder with one table and NIfTI files below it.
+
+    The columns are ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
 
     Parameters
     ----------
@@ -109,9 +118,6 @@ def read_adcp(
     groups, missing_images
         As for :func:`read_adni`.
 
-    Returns
-    -------
-    A frame with ``participant_id``, ``path``, ``site``, ``age``, ``sex``, ``dx`` and, if given, ``mmse``.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -121,7 +127,14 @@ def read_adcp(
     images = _images_by_id(folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
     frame = _joined(table.assign(key=table["subject"]), images, path, groups, missing_images)
     if "site" not in frame:
-        frame.insert(2, "site", [_site_folder(one.relative_to(folder), path) for one in frame["path"]])
+        places = [image.relative_to(folder) for image in frame["path"]]
+        sites = [next(filter(SITE_FOLDER.fullmatch, place.parts[:-1]), None) for place in places]
+        if None in sites:
+            what = (
+                f"{path.name} has no column for the site, and {places[sites.index(None)]} lies in no folder"
+            )
+            raise InputError(f"{what} site1, site2, …; add the column.")
+        frame.insert(2, "site", sites)
     return frame
 
 
@@ -131,29 +144,23 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
         if len(tables) != 1:
             files = listed(path.name for path in tables) or "none"
-            raise InputError(
-                f"{source} should hold one .csv or .tsv file, {what}; it has {files}. Keep one there."
-            )
+            raise InputError(f"{source} should hold one .csv or .tsv file, {what}; it has {files}. Keep one.")
         source = tables[0]
     numbers = {*columns["age"], *columns["mmse"]}
     frame = read_table(source, labels=lambda names: [n for n in names if plain_name(n) not in numbers])
     there = {plain_name(name): name for name in map(str, frame.columns)}
     names = {our: next((there[one] for one in usual if one in there), None) for our, usual in columns.items()}
     absent = [
-        f"{our} ({', '.join(columns[our])})" for our in columns if not names[our] and our not in OPTIONAL
+        f"{our} ({', '.join(columns[our])})" for our, name in names.items() if not (name or our in OPTIONAL)
     ]
     if absent:
-        raise InputError(
-            f"{source.name} lacks columns of {what}: {'; '.join(absent)}. It has "
-            f"{listed(there.values(), shown=20)}; add what is missing, or rename columns."
-        )
+        there_are = f"It has {listed(there.values(), shown=20)}; add what is missing, or rename columns"
+        raise InputError(f"{source.name} lacks columns of {what}: {'; '.join(absent)}. {there_are}.")
     ours = {name: our for our, name in names.items() if name}
     frame = frame[list(ours)].rename(columns=ours)
-    blank = [our for our in ("subject", "dx", "sex") if frame[our].isna().any()]
-    if blank:
-        raise InputError(
-            f"{source.name} has rows without {listed(blank)}; fill them in or delete these rows."
-        )
+    blank = frame.columns[frame.isna().any()].intersection(["subject", "dx", "sex"])
+    if len(blank):
+        raise InputError(f"{source.name} has rows without {listed(blank)}; fill them in or delete them.")
     return source, frame.assign(
         subject=frame["subject"].str.strip(),
         dx=frame["dx"].str.strip().str.upper().replace(GROUP_NAMES),
@@ -161,49 +168,11 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
     )
 
 
-def _vendors(protocols: pd.Series[Any], ids: pd.Series[Any], table: Path) -> list[str]:
-    """Return the maker of each scanner from "Field Strength=3.0;Manufacturer=SIEMENS" or a plain name."""
-    texts = protocols.fillna("").astype(str)
-    makers = texts.str.replace(r".*manufacturer\s*=\s*([^;]*).*", r"\1", case=False, regex=True)
-    makers = makers.str.strip().str.lower()
-    vendors = [next((VENDORS[start] for start in VENDORS if maker.startswith(start)), "") for maker in makers]
-    unknown = [f"{id}: {text}" for id, text, vendor in zip(ids, texts, vendors, strict=True) if not vendor]
-    if unknown:
-        raise InputError(
-            f"{table.name} names no manufacturer GE, Philips or Siemens in {plural(len(unknown), 'row')} "
-            f"({listed(unknown, shown=3)}); add Manufacturer to the search's Imaging Protocol."
-        )
-    return vendors
-
-
-def _of_groups(table: pd.DataFrame, groups: Sequence[str] | None) -> pd.DataFrame:
-    """Return the rows of some groups, and warn of how many are not."""
-    if groups is None:
-        return table
-    inside = table["dx"].isin(list(groups))
-    if not inside.any():
-        raise InputError(
-            f"No row is of the groups {listed(groups)}; choose among {listed(table['dx'].unique())}."
-        )
-    if not inside.all():
-        counts = table.loc[~inside, "dx"].value_counts()
-        others = ", ".join(f"{name} {count}" for name, count in counts.items())
-        warnings.warn(
-            f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups)} left out "
-            f"({others}); in Python, groups=None keeps them.",
-            EquipoolWarning,
-            stacklevel=4,
-        )
-    return table[inside]
-
-
 def _images_by_id(folder: Path, id: re.Pattern[str]) -> pd.DataFrame:
     """Return the id of each image, from its name or else from its folders; its path where it has none."""
     files = sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])
     if not files:
-        raise InputError(
-            f"{folder} and its folders hold no .nii or .nii.gz files; give the folder of the images."
-        )
+        raise InputError(f"{folder} and its folders hold no .nii or .nii.gz files; give the images' folder.")
     keys = []
     for place in (str(path.relative_to(folder)) for path in files):
         ids = set(id.findall(Path(place).name)) or set(id.findall(place))
@@ -221,7 +190,17 @@ def _joined(
     missing_images: MissingImages,
 ) -> pd.DataFrame:
     """Join rows and images by key; images of rows of other groups are ignored."""
-    rows = _of_groups(table, groups)
+    inside = table["dx"].isin(table["dx"] if groups is None else list(groups))
+    if not inside.any():
+        there = listed(table["dx"].unique())
+        raise InputError(f"No row is of the groups {listed(groups or ())}; choose among {there}.")
+    if not inside.all():
+        counts = table.loc[~inside, "dx"].value_counts()
+        others = ", ".join(f"{name} {count}" for name, count in counts.items())
+        left_out = f"{plural(int((~inside).sum()), 'row')} of other groups than {', '.join(groups or ())}"
+        text = f"{left_out} left out ({others}); in Python, groups=None keeps them."
+        warnings.warn(text, EquipoolWarning, stacklevel=3)
+    rows = table[inside]
     images = images[~images["key"].isin(set(table["key"]) - set(rows["key"]))]
     for part, what in ((rows, f"rows of {path.name}"), (images, "images")):
         double = part.loc[part["key"].duplicated(), "key"].unique()
@@ -229,16 +208,5 @@ def _joined(
             raise InputError(f"There are several {what} for {listed(double, shown=10)}; keep one of each.")
     rows, images = require_partners(rows, images, "key", missing_images, path.name)
     joined = rows.merge(images, on="key", validate="one_to_one").drop(columns="key")
-    joined = joined.rename(columns={"subject": "participant_id"})
-    first = [name for name in ("participant_id", "path", "site", "age", "sex", "dx") if name in joined]
-    return joined[[*first, *(name for name in joined if name not in first)]]
-
-
-def _site_folder(path: Path, table: Path) -> str:
-    site = next((part for part in path.parts[:-1] if SITE_FOLDER.fullmatch(part)), None)
-    if site is None:
-        raise InputError(
-            f"{table.name} has no column for the site, and {path} lies in no folder site1, site2, "
-            "…; add the column."
-        )
-    return site
+    joined.insert(1, "path", joined.pop("path"))
+    return joined.rename(columns={"subject": "participant_id"})

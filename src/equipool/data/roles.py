@@ -55,12 +55,17 @@ def guess_roles(
     taken = {*taken}
     free = {name: plain_name(name) for name in map(str, columns) if name not in taken}
     guessed: dict[str, Any] = {}
-    for role in (role for role in ROLES if role in roles):
-        if role == "covariates":
-            guessed[role] = [name for what in ("age", "sex") if (name := _guess(free, what, "--covariate"))]
-        else:
-            guessed[role] = _guess(free, role, f"--{role}")
-    return {role: name for role, name in guessed.items() if name}
+    for what in NAMES:
+        role = "covariates" if what in ("age", "sex") else what
+        groups = ([n for n, plain in free.items() if plain in group.split()] for group in NAMES[what])
+        fits = next(filter(None, groups), []) if role in roles else []
+        if len(fits) > 1:
+            flag = "--covariate" if role == "covariates" else f"--{role}"
+            names = " and ".join(map(repr, fits))
+            raise InputError(f"Columns {names} could each be the {what}; choose one with {flag}.")
+        if fits:
+            guessed[role] = [*guessed.get(role, []), *fits] if role == "covariates" else fits[0]
+    return guessed
 
 
 def named_like_a_role(name: str) -> bool:
@@ -68,18 +73,6 @@ def named_like_a_role(name: str) -> bool:
     words = {word for groups in NAMES.values() for group in groups for word in group.split()}
     plain = plain_name(name)
     return any(plain.endswith(ending) and plain.removesuffix(ending) in words for ending in ENDINGS)
-
-
-def _guess(columns: dict[str, str], what: str, flag: str) -> str | None:
-    for group in NAMES[what]:
-        fits = [name for name, plain in columns.items() if plain in group.split()]
-        if len(fits) > 1:
-            raise InputError(
-                f"Columns {' and '.join(map(repr, fits))} could each be the {what}; choose one with {flag}."
-            )
-        if fits:
-            return fits[0]
-    return None
 
 
 def plain_name(name: str) -> str:

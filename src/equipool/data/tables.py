@@ -7,9 +7,9 @@ import lzma
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import Inputs, Missing, PreflightReport, Roles, preflight, require_columns
-from equipool.checks.findings import Finding, by_level, note, plural, rows_text, warning
+from equipool.checks.findings import LEVELS, note, plural, rows_text, warning
 from equipool.checks.inputs import refuse_double_names
 from equipool.data.nifti import check_volumes, read_mask, region_means
 from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, first_line
@@ -33,17 +33,13 @@ DAMAGED = (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError, zl
 
 
 def read_table(
-    path: str | Path, *, labels: Sequence[str] | Callable[[list[str]], Sequence[str]] = ()
+    path: str | Path, *, labels: Sequence[str | None] | Callable[[list[str]], Sequence[str | None]] = ()
 ) -> pd.DataFrame:
     """Read a CSV, TSV or Parquet file, plain or compressed.
 
-    Parameters
-    ----------
-    path
-        The file. For text the separator is found in the header: comma, tab, semicolon or bar.
-    labels
-        Columns to keep as text, such as the site and the id, so that ``001`` does not become 1; or a function
-        that returns them, given the names of all columns.
+    For text the separator is found in the header: comma, tab, semicolon or bar. ``labels`` are columns to
+    keep as text, such as the site and the id, so that ``001`` does not become 1; or a function that returns
+    them, given the names of all columns.
     """
     path = Path(path)
     kind = table_kind(path)
@@ -52,14 +48,23 @@ def read_table(
         if callable(labels):
             labels(list(map(str, frame.columns)))
         return frame
-    with _readable(path):
-        names, delimiter = _header(path, DELIMITERS[kind])
-        chosen = labels(names) if callable(labels) else labels
-        options = {"sep": delimiter, "dtype": {name: "object" for name in chosen if name in names}}
-        frame = _read_rows(path, **options)
-        if delimiter != "," and _has_decimal_commas(frame):
-            frame = _read_rows(path, **options, decimal=",")
-    return frame
+    try:
+        with warnings.catch_warnings():
+            # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return _read_text(path, DELIMITERS[kind], labels)
+    except InputError:
+        raise
+    except (*DAMAGED, pd.errors.ParserWarning) as error:
+        what = f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another"
+        if isinstance(error, pd.errors.EmptyDataError):
+            what = "is empty; it needs a header and at least one row"
+        elif isinstance(error, UnicodeDecodeError):
+            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
+        elif isinstance(error, pd.errors.ParserWarning):
+            remedy = "name every column (R: write.csv(..., row.names = FALSE))"
+            what = f"has rows with more cells than the header has names; {remedy}"
+        raise InputError(f"{path.name} {what}.") from error
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, missing: str = "", **options: Any) -> Path:
@@ -68,10 +73,8 @@ def write_table(path: Path, frame: pd.DataFrame, *, missing: str = "", **options
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         return write_whole(path, buffer.getvalue())
-    text = frame.to_csv(
-        sep=DELIMITERS[path.suffix], index=False, na_rep=missing, lineterminator="\n", **options
-    )
-    return write_whole(path, text)
+    options |= {"sep": DELIMITERS[path.suffix], "na_rep": missing, "lineterminator": "\n"}
+    return write_whole(path, frame.to_csv(index=False, **options))
 
 
 def check(
@@ -92,20 +95,17 @@ def check(
         A data frame or a file for :func:`read_table`.
     site, covariates, target, id
         Names of the columns with these roles.
-    images, mask
+    images, mask, progress
         Name of a column with paths of NIfTI files, which are then checked too
-        (:func:`equipool.data.check_volumes`), and a mask for them; the median intensity of each image stands
-        for the features.
-    features
-        Names or patterns (``"*_thickness"``) of the measurements; default: every other column of numbers.
-    ignore
-        Columns that are none of these.
+        (:func:`equipool.data.check_volumes`), a mask for them, and whether to show progress on the terminal;
+        the median intensity of each image stands for the features.
+    features, ignore
+        Names or patterns (``"*_thickness"``) of the measurements; default: every other column of numbers
+        that is not to be ignored.
     task
         ``"class"`` or ``"number"`` for the target; default: guessed.
     missing
         ``"error"`` or ``"impute"``: whether missing features are an error.
-    progress
-        Whether to show the progress of reading images on the terminal.
 
     Examples
     --------
@@ -118,42 +118,35 @@ def check(
     ['small-site', 'disjoint-support']
     """
     if not isinstance(table, pd.DataFrame):
-        table = read_table(table, labels=label_columns(site, roles))
-    if images is None:
-        return preflight(Inputs.from_frame(table, site=site, **roles), missing=missing)
+        table = read_table(table, labels=[site, roles.get("id")])
     inputs = Inputs.from_frame(table, site=site, images=images, **roles)
-    brightness, findings, measured = _look_at_images(image_paths(table, images), images, mask, progress)
-    report = preflight(with_intensity(inputs, brightness), missing=missing, measured=measured)
-    return replace(report, findings=by_level([*report.findings, *findings]))
+    if images is None:
+        return preflight(inputs, missing=missing)
+    paths = image_paths(table, images)
+    regions: list[NDArray[np.float64]] = []
+    chosen = None if mask is None else read_mask(mask)
+    inside = True if chosen is None else chosen.inside
+
+    def look(_: int, values: NDArray[Any]) -> None:
+        regions.append(region_means(np.where(inside, values, 0.0)))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquipoolWarning)
+        grid = check_volumes(paths, mask=chosen, progress=progress, each=look)
+    # At brightness 1, and where there is brain in most images.
+    measured = np.stack(regions) / np.array(grid.brightness)[:, None]
+    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
+    report = preflight(with_intensity(inputs, grid.brightness), missing=missing, measured=measured)
+    findings = [warning("image-intensities", str(one.message), images) for one in caught]
+    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", images))
+    by_level = sorted([*report.findings, *findings], key=lambda one: LEVELS.index(one.level))
+    return replace(report, findings=tuple(by_level))
 
 
 def with_intensity(inputs: Inputs, brightness: Sequence[float] | NDArray[Any]) -> Inputs:
     """Return inputs of images whose one feature is the median intensity of each."""
     X = np.array(brightness, dtype=np.float64)[:, None]
     return replace(inputs, X=X, feature_names=(INTENSITY,), has_features=True)
-
-
-def _look_at_images(
-    paths: Sequence[Path], column: str, mask: str | Path | None, progress: bool
-) -> tuple[tuple[float, ...], list[Finding], NDArray[np.float64]]:
-    """Read images; return the median intensity of each, the findings, and the means of regions."""
-    regions: list[NDArray[np.float64]] = []
-    chosen = None if mask is None else read_mask(mask)
-    inside = True if chosen is None else chosen.inside
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", EquipoolWarning)
-        grid = check_volumes(
-            paths,
-            mask=chosen,
-            progress=progress,
-            each=lambda _, values: regions.append(region_means(np.where(inside, values, 0.0))),
-        )
-    # At brightness 1, and where there is brain in most images.
-    measured = np.stack(regions) / np.array(grid.brightness)[:, None]
-    measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
-    findings = [warning("image-intensities", str(one.message), column) for one in caught]
-    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", column))
-    return grid.brightness, findings, measured
 
 
 def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
@@ -167,11 +160,6 @@ def image_paths(frame: pd.DataFrame, column: str) -> tuple[Path, ...]:
     return tuple(Path(str(value)) for value in frame[column])
 
 
-def label_columns(site: str, roles: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a table that must be read as text."""
-    return [name for name in (site, roles.get("id")) if name]
-
-
 def table_kind(path: Path) -> str:
     """Return the ending that says what a file is, compressed or not."""
     if not path.is_file():
@@ -179,9 +167,7 @@ def table_kind(path: Path) -> str:
         raise InputError(f"{path} {what}; give a CSV, TSV or Parquet file.")
     kinds = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
     if not kinds or kinds[-1] not in {*PARQUET, *DELIMITERS}:
-        raise InputError(
-            f"{path.name} is not a kind of table that equipool reads; save it as .csv, .tsv or .parquet."
-        )
+        raise InputError(f"{path.name} is no table that equipool reads; save it as .csv, .tsv or .parquet.")
     return kinds[-1]
 
 
@@ -189,60 +175,28 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except ImportError as error:
-        raise MissingExtraError(
-            f"Reading {path.name} needs pyarrow; install it with: pip install 'equipool[parquet]'."
-        ) from error
+        text = f"Reading {path.name} needs pyarrow; install it with: pip install 'equipool[parquet]'."
+        raise MissingExtraError(text) from error
     except Exception as error:  # whatever the reader meets in a damaged file
-        raise InputError(
-            f"{path.name} cannot be read as Parquet ({first_line(error)}); copy it anew, or save it as .csv."
-        ) from error
+        what = f"{path.name} cannot be read as Parquet ({first_line(error)})"
+        raise InputError(f"{what}; copy it anew, or save it as .csv.") from error
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say in a sentence why a text file cannot be read."""
-    try:
-        with warnings.catch_warnings():
-            # A row longer than the header is only a warning to pandas, which then cuts or shifts columns.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            yield
-    except InputError:
-        raise
-    except (*DAMAGED, pd.errors.ParserWarning) as error:
-        what = (
-            f"cannot be read as a table ({first_line(error)}); open it and save it anew, or give another file"
-        )
-        if isinstance(error, pd.errors.EmptyDataError):
-            what = "is empty; it needs a header and at least one row"
-        elif isinstance(error, UnicodeDecodeError):
-            what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8, or as .parquet"
-        elif isinstance(error, pd.errors.ParserWarning):
-            what = (
-                "has rows with more cells than the header has names; name every column (R: "
-                "write.csv(..., row.names = FALSE))"
-            )
-        raise InputError(f"{path.name} {what}.") from error
-
-
-def _read_rows(path: Path, **options: Any) -> pd.DataFrame:
-    return pd.read_csv(path, encoding="utf-8-sig", low_memory=False, index_col=False, **options)
-
-
-def _header(path: Path, delimiter: str) -> tuple[list[str], str]:
-    """Return the column names and the separator: that of the file's kind, or one that gives more columns."""
-    names = {delimiter: _names(path, delimiter)}
+def _read_text(path: Path, delimiter: str, labels: Any) -> pd.DataFrame:
+    """Read with the separator of the file's kind, or with one that gives more columns."""
+    first: Any = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+    read: Any = partial(pd.read_csv, path, encoding="utf-8-sig")
+    names = {delimiter: read(sep=delimiter, **first).iloc[0].tolist()}
     if len(names[delimiter]) == 1:
-        names |= {mark: _names(path, mark) for mark in ",\t;|" if mark in names[delimiter][0]}
+        marks = [mark for mark in ",\t;|" if mark in names[delimiter][0]]
+        names |= {mark: read(sep=mark, **first).iloc[0].tolist() for mark in marks}
     delimiter = max(names, key=lambda mark: len(names[mark]))
     refuse_double_names(filter(None, names[delimiter]), path.name)
-    return names[delimiter], delimiter
-
-
-def _names(path: Path, delimiter: str) -> list[str]:
-    first = pd.read_csv(
-        path, sep=delimiter, header=None, nrows=1, dtype=str, encoding="utf-8-sig", keep_default_na=False
-    )
-    return [str(name) for name in first.iloc[0]]
+    chosen = labels(names[delimiter]) if callable(labels) else labels
+    types = {name: "object" for name in chosen if name in names[delimiter]}
+    read = partial(read, sep=delimiter, dtype=types, low_memory=False, index_col=False)
+    frame: pd.DataFrame = read()
+    return read(decimal=",") if delimiter != "," and _has_decimal_commas(frame) else frame
 
 
 def _has_decimal_commas(frame: pd.DataFrame) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
-from equipool.data.nifti import ReadMask, check_volumes, read_mask, read_volume, write_volume
+from equipool.data.nifti import Frame, check_volumes, fitting_mask, read_mask, read_volume, write_volume
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import cache_folder, file_sha256, read_json, write_json
+from equipool.files import cache_folder, read_json, write_json
 
 FloatArray = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Rows = Any  # positions, a mask or a slice
 
-SCHEMA = 1  # raised when the same files are cached otherwise
+SCHEMA = 2  # raised when the same files are cached otherwise
 LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
 CHANGED = "Some images changed while they were read; try again when nothing writes to them."
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
@@ -35,15 +34,6 @@ class Volumes:
     """Brain voxels of several images on one grid; ``volumes[rows]`` selects images without reading them.
 
     Make one with :meth:`build` from files or :meth:`from_array` from memory.
-
-    Attributes
-    ----------
-    mask
-        (x, y, z): which voxels of the grid are kept, in C order.
-    affine
-        (4, 4): from voxels to mm.
-    paths
-        Where each image came from; empty for arrays.
 
     Examples
     --------
@@ -57,9 +47,9 @@ class Volumes:
     (2, 3, 2, 2)
     """
 
-    mask: Mask
-    affine: NDArray[np.float64]
-    paths: tuple[Path, ...]
+    mask: Mask  #: (x, y, z): which voxels of the grid are kept, in C order
+    affine: NDArray[np.float64]  #: (4, 4): from voxels to mm
+    paths: tuple[Path, ...]  #: where each image came from; empty for arrays
     store: NDArray[Any] = field(repr=False)  # all int16 or float32 values; selections share it
     rows: NDArray[np.intp] = field(repr=False)  # the images of this selection, as rows of the store
     scales: NDArray[np.float32] | None = field(repr=False)  # (images, 2): value = scale · q + offset
@@ -81,9 +71,8 @@ class Volumes:
         if mask is None:
             inside = _derived_mask((np.isfinite(images) & (images != 0)).sum(axis=0), len(images))
         else:
-            inside = read_mask(mask)[0]
-            if inside.shape != images.shape[1:]:
-                raise InputError(f"The mask has shape {inside.shape}, the images {images.shape[1:]}.")
+            x, y, z = images.shape[1:]
+            inside = fitting_mask(mask, Frame((x, y, z), np.array(affine, dtype=np.float64)))
         values = images[:, inside]
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(bad):
@@ -116,18 +105,26 @@ class Volumes:
             not zero in at least half of the images.
         cache
             Folder that holds caches; by default ``images`` in :func:`equipool.files.cache_folder`.
-        jobs
-            How many files to read at a time.
-        progress
-            Whether to show progress on the terminal.
+        jobs, progress
+            How many files to read at a time, and whether to show progress on the terminal.
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
-        folder = Path(cache or cache_folder() / "images") / _key(files, chosen)
+        digest = hashlib.sha256(f"{SCHEMA}".encode())
+        for path in files:
+            digest.update(f"\0{os.path.abspath(path)}".encode())
+        if chosen is not None:
+            digest.update(f"\0{chosen.inside.shape}{chosen.affine}".encode())
+            digest.update(np.packbits(chosen.inside).tobytes())
+        folder = Path(cache or cache_folder() / "images") / digest.hexdigest()[:32]
         volumes = _open(folder, files)
         if volumes is None:
-            with _taking_the_place_of(folder) as new:
-                _fill(new, files, chosen, jobs=jobs, progress=progress)
+            try:
+                _build_cache(folder, files, chosen, jobs=jobs, progress=progress)
+            except OSError as error:
+                what = f"The cache {folder} could not be written: {error.strerror or error}"
+                remedy = "Make room, or name another folder in the environment variable EQUIPOOL_CACHE"
+                raise EquipoolError(f"{what}. {remedy}.") from error
             volumes = _open(folder, files)
         if volumes is None:
             raise EquipoolError(CHANGED)
@@ -149,9 +146,7 @@ class Volumes:
         """Select images by a mask, positions or a slice; nothing is read."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
-            raise InputError(
-                "Select images with a mask, a list of positions or a slice, not a single number."
-            )
+            raise InputError("Select images with a mask, positions or a slice, not a single number.")
         paths = tuple(self.paths[k] for k in positions) if self.paths else ()
         return replace(self, rows=self.rows[positions], paths=paths)
 
@@ -210,28 +205,14 @@ class Volumes:
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
 
 
-def _key(files: tuple[Path, ...], chosen: ReadMask | None) -> str:
-    """Return the name of the cache of these files with this mask."""
-    digest = hashlib.sha256(f"{SCHEMA}".encode())
-    for path in files:
-        digest.update(f"\0{os.path.abspath(path)}".encode())
-    if chosen is not None:
-        place = f"\0{chosen.inside.shape}{chosen.affine}"
-        digest.update(place.encode() + np.packbits(chosen.inside).tobytes())
-    return digest.hexdigest()[:32]
-
-
 def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
     try:
         facts = read_json(folder / FACTS)
-        if facts["schema"] != SCHEMA or not _unchanged(folder, files, facts):
+        if facts["files"] != _stamps(files):
             return None
-        mask = np.load(folder / MASK, allow_pickle=False)
-        scales = np.load(folder / SCALES, allow_pickle=False)
+        mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
         shape = len(files), int(mask.sum())
-        if (folder / VALUES).stat().st_size != 2 * shape[0] * shape[1] or scales.shape != (len(files), 2):
-            return None
         store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
         affine = np.array(facts["affine"], dtype=np.float64)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -239,75 +220,42 @@ def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
     return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
-def _unchanged(folder: Path, files: tuple[Path, ...], facts: dict[str, Any]) -> bool:
-    """Whether the images are those of the cache; only those with another date are read."""
-    touched = False
-    for path, cached in zip(files, facts["files"], strict=True):
-        size, mtime_ns = _stat(path)
-        if size != cached["size"]:
-            return False
-        if mtime_ns != cached["mtime_ns"]:
-            if file_sha256(path) != cached["sha256"]:
-                return False
-            cached["mtime_ns"], touched = mtime_ns, True
-    if touched:
-        write_json(folder / FACTS, facts)
-    return True
+def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:
+    """Return path, size and date of the files, by which a change is noticed."""
+    stats = {path: path.stat() for path in files if path.exists()}
+    return [[os.path.abspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()]
 
 
-@contextmanager
-def _taking_the_place_of(folder: Path) -> Iterator[Path]:
-    """Give a new folder that is renamed at the end, so that no half of a cache is ever taken for one."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
-        ) as work:
-            partial = Path(work) / "new"
-            partial.mkdir()
-            yield partial
-            with suppress(FileNotFoundError):
-                folder.rename(Path(work) / "old")  # a cache of images that have changed
-            partial.rename(folder)
-    except OSError as error:
-        raise EquipoolError(
-            f"The cache {folder} could not be written: {error.strerror or error}. Make room, or name another "
-            "folder in the environment variable EQUIPOOL_CACHE."
-        ) from error
+def _build_cache(folder: Path, files: tuple[Path, ...], mask: Any, *, jobs: int, progress: bool) -> None:
+    """Fill a new folder and rename it at the end, so that no half of a cache is ever taken for one."""
+    inside: Mask | None = None if mask is None else mask.inside
+    scales, stamps = np.zeros((len(files), 2), dtype=np.float32), _stamps(files)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options: Any = {"prefix": f".{folder.name}.", "dir": folder.parent, "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**options) as work:
+        new = Path(work) / "new"
+        new.mkdir()
+        with (new / VALUES).open("wb") as stream:
 
+            def keep(k: int, image: FloatArray) -> None:
+                quantised, scales[k] = _quantised(image.ravel() if inside is None else image[inside])
+                stream.write(quantised.tobytes())
 
-def _fill(
-    folder: Path, files: tuple[Path, ...], chosen: ReadMask | None, *, jobs: int, progress: bool
-) -> None:
-    mask = None if chosen is None else chosen.inside
-    scales = np.zeros((len(files), 2), dtype=np.float32)
-    stats = [_stat(path) for path in files]
-    with (folder / VALUES).open("wb") as stream:
-
-        def keep(k: int, image: FloatArray) -> None:
-            quantised, scales[k] = _quantised(image.ravel() if mask is None else image[mask])
-            stream.write(quantised.tobytes())
-
-        grid = check_volumes(files, mask=chosen, jobs=jobs, progress=progress, each=keep)
-    if mask is None:
-        mask = _derived_mask(grid.present, len(files))
-        _compact(folder, len(files), mask)
-    np.save(folder / SCALES, scales, allow_pickle=False)
-    np.save(folder / MASK, mask, allow_pickle=False)
-    facts = {
-        "schema": SCHEMA,
-        "images": len(files),
-        "voxels": int(mask.sum()),
-        "shape": grid.shape,
-        "affine": grid.affine.tolist(),
-        "files": [
-            {"path": os.path.abspath(path), "size": size, "mtime_ns": mtime_ns, "sha256": file_sha256(path)}
-            for path, (size, mtime_ns) in zip(files, stats, strict=True)
-        ],
-    }
-    if [_stat(path) for path in files] != stats:
-        raise EquipoolError(CHANGED)
-    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+            grid = check_volumes(files, mask=mask, jobs=jobs, progress=progress, each=keep)
+        if inside is None:
+            inside = _derived_mask(grid.present, len(files))
+            with (new / VALUES).open("rb") as whole, (new / "compact").open("wb") as compact:
+                for _ in files:  # the mask's voxels, one image at a time
+                    compact.write(np.fromfile(whole, np.int16, inside.size)[inside.ravel()].tobytes())
+            (new / "compact").replace(new / VALUES)
+        np.save(new / SCALES, scales, allow_pickle=False)
+        np.save(new / MASK, inside, allow_pickle=False)
+        if _stamps(files) != stamps:
+            raise EquipoolError(CHANGED)
+        write_json(new / FACTS, {"affine": grid.affine.tolist(), "files": stamps})
+        with suppress(FileNotFoundError):
+            folder.rename(Path(work) / "old")  # a cache of images that have changed
+        new.rename(folder)
 
 
 def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32, np.float32]]:
@@ -332,23 +280,5 @@ def _quantised(values: FloatArray) -> tuple[NDArray[np.int16], tuple[np.float32,
 def _derived_mask(present: NDArray[Any], images: int) -> Mask:
     mask: Mask = 2 * present >= images
     if not mask.any():
-        raise InputError(
-            "No voxel is different from zero in half of the images; are they aligned? Else give a mask."
-        )
+        raise InputError("No voxel is nonzero in half of the images; are they aligned? Else give a mask.")
     return mask
-
-
-def _compact(folder: Path, images: int, mask: Mask) -> None:
-    """Keep the mask's voxels of whole images, one at a time."""
-    with (folder / VALUES).open("rb") as whole, (folder / "compact").open("wb") as compact:
-        for _ in range(images):
-            compact.write(np.fromfile(whole, np.int16, mask.size)[mask.ravel()].tobytes())
-    (folder / "compact").replace(folder / VALUES)
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return -1, -1
-    return stat.st_size, stat.st_mtime_ns

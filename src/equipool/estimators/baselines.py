@@ -81,8 +81,7 @@ class NaivePooler(PoolingEstimator):
             self._start_components(network, data)
             network.to(distributed.device())
 
-            def step(rows: Tensor, _: int) -> dict[str, Tensor]:
-                batch = data.rows(rows).ready()
+            def step(batch: TrainingData, rows: Tensor, _: int) -> dict[str, Tensor]:
                 terms, code = self._common_terms(network, batch)
                 if site_term is not None and several:
                     terms["invariance"] = self.invariance * site_term(code, batch, rows)
@@ -92,7 +91,7 @@ class NaivePooler(PoolingEstimator):
                 some = held.rows(torch.arange(min(len(held.x), VALIDATION_ROWS)))
                 return self._mean_loss(lambda part: self._common_terms(network, part)[0], some)
 
-            more = {"beside": beside if several else []}
+            more: dict[str, Any] = {"beside": beside if several else []}
             more["validate"] = validate if site_term is None and len(held.x) > 1 else None
             self.history_ = self._train("training", network, step, data, generator, **more)
         return network.cpu()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.linear_model import RidgeCV
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -69,8 +71,6 @@ class StageOne(nn.Module):
         """
         if self.tau.action.basis is not None:
             return
-        from sklearn.linear_model import RidgeCV
-
         encoder: Any = self.encoder
         components, linear = encoder
         planes = list(self.tau.planes)
@@ -152,20 +152,17 @@ class EquivariantPooler(PoolingEstimator):
 
     Parameters
     ----------
-    n_latent
-        Dimension of the sphere and of the code.
+    n_latent, hidden
+        Dimension of the sphere and of the code, and the width of the hidden layers.
     encoder
         ``"auto"``: ``"mlp"`` for tables, ``"resnet"`` for volumes, the paper's both; ``"linear"`` encoder and
         decoder overfit less where participants are few. Or your torch module, from (rows, features), or for
         volumes from (rows, 1, x, y, z), to (rows, n_latent).
     decoder
         Your module for the way back; for volumes it may return boxes or rows of the mask's voxels.
-    hidden
-        Width of the hidden layers.
     front
-        A harmonizer, not fitted, that removes site effects from the encoder's input; it infers the site of
-        each row, so new rows need none. ``"auto"``: ``ImageHarmonizer()`` for volumes, none for tables;
-        ``True``: the default harmonizer for both; ``None``: none.
+        A harmonizer, not fitted, that infers the site and removes it from the encoder's input. ``"auto"``:
+        ``ImageHarmonizer()`` for volumes, none for tables; ``True``: one for both; ``None``: none.
     tau
         ``"frame"``: exact by construction; ``"learned"``: the paper's network.
     generator
@@ -184,8 +181,7 @@ class EquivariantPooler(PoolingEstimator):
     prediction, latent_reconstruction, mmd, adversary
         Factors of stage two; ``adversary`` weights a network that predicts the site.
     bounded
-        Train classes with 1 − p(y) after a short while of cross-entropy, so that the code need not carry
-        degrees of certainty; see :func:`equipool.nn.prediction_loss`.
+        Train classes with 1 − p(y) after a while of cross-entropy; see :func:`equipool.nn.prediction_loss`.
     finetune
         Let stage two go on training the encoder, with the losses of stage one kept.
     task
@@ -196,17 +192,13 @@ class EquivariantPooler(PoolingEstimator):
     checkpoint
         A folder in which the state of training is kept about twice a minute: the same call resumes from it
         after a kill, and ends with the bits of a run that was not killed. Another call is refused.
-    verbose
-        Show on the terminal how far training is.
-    random_state
-        The same number gives the same bits; ``None`` is 0.
+    verbose, random_state
+        Show on the terminal how far training is. The same number gives the same bits; ``None`` is 0.
 
     Attributes
     ----------
-    sites_, classes_, covariates_
-        The sites, the classes of the target and the covariates in the data of the fit.
-    front_
-        The fitted harmonizer, or ``None``.
+    sites_, classes_, covariates_, front_
+        The sites, the classes of the target and the covariates of the fit; the fitted harmonizer or ``None``.
     history_
         Losses of both stages, epoch by epoch.
     """
@@ -276,17 +268,11 @@ class EquivariantPooler(PoolingEstimator):
                 one.start_at_ridge(data.x, data.c)
             one.to(distributed.device())
 
-            def losses(batch: TrainingData) -> Losses:
+            def step(batch: TrainingData, *_: Any) -> Losses:
                 return self._stage_one_losses(one, batch)
 
-            self.history_["stage one"] = self._train(
-                "stage one",
-                one,
-                lambda rows, _: losses(data.rows(rows).ready()),
-                data,
-                generator,
-                validate=(lambda: self._mean_loss(losses, held)) if len(held.x) > 1 else None,
-            )
+            more = {"validate": partial(self._mean_loss, step, held) if len(held.x) > 1 else None}
+            self.history_["stage one"] = self._train("stage one", one, step, data, generator, **more)
             one.cpu().calibrate(data.x, data.c)
         return one
 
@@ -310,34 +296,29 @@ class EquivariantPooler(PoolingEstimator):
 
     def _fit_stage_two(self, one: StageOne, data: TrainingData) -> StageTwo:
         with seeded(self._seed, "stage two") as generator:
-            two, n_sites = self._build_stage_two(one, self._n_outputs()), len(self.sites_)
-            opposed = self.adversary and n_sites > 1
-            adversary = Adversary(self.n_latent, data.site, n_sites) if opposed else None
+            two = self._build_stage_two(one, self._n_outputs())
+            opposed = self.adversary and len(self.sites_) > 1
+            adversary = Adversary(self.n_latent, data.site, len(self.sites_)) if opposed else None
             both = nn.ModuleList([one, two]).to(distributed.device())
             warm_up = max(self._schedule(len(data.x))[1] // 5, 1)
 
-            def step(rows: Tensor, epoch: int) -> Losses:
-                batch, bounded = data.rows(rows).ready(), self.bounded and epoch >= warm_up
-                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded, compared=n_sites > 1)
+            def step(batch: TrainingData, _: Tensor, epoch: int) -> Losses:
+                bounded = self.bounded and epoch >= warm_up
+                terms, code = self._stage_two_losses(one, two, batch, bounded=bounded)
                 if adversary is not None:
                     terms["adversary"] = self.adversary * adversary.play(code, batch.site)
                 return terms
 
-            self.history_["stage two"] = self._train(
-                "stage two",
-                both if self.finetune else two,
-                step,
-                data,
-                generator,
-                beside=[] if adversary is None else [(adversary.network, adversary.optimiser)],
-            )
+            trained = both if self.finetune else two
+            more = {"beside": [] if adversary is None else [(adversary.network, adversary.optimiser)]}
+            self.history_["stage two"] = self._train("stage two", trained, step, data, generator, **more)
             both.cpu()
             if self.finetune:
                 one.calibrate(data.x, data.c)
         return two
 
     def _stage_two_losses(
-        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool, compared: bool
+        self, one: StageOne, two: StageTwo, data: TrainingData, *, bounded: bool
     ) -> tuple[Losses, Tensor]:
         """Return the terms of L_stage2 + MMD, with those of stage one if it is fine-tuned, and the codes."""
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
@@ -350,7 +331,7 @@ class EquivariantPooler(PoolingEstimator):
         if data.y is not None and two.predictor is not None:
             missed = prediction_loss(two.predictor(code), data.y, bounded=bounded)
             terms["prediction"] = self.prediction * missed
-        if compared and self.mmd:
+        if self.mmd and len(self.sites_) > 1:
             matched = two.through_channel(reference) if self.match == "transported" else code
             terms["mmd"] = self.mmd * mmd(matched, data.site)
         return terms | (self._stage_one_losses(one, data) if self.finetune else {}), code
@@ -365,7 +346,8 @@ class EquivariantPooler(PoolingEstimator):
     @torch.no_grad()
     def read_covariates(self, X: Any) -> FloatArray:
         """Return ĉ(ℓ), the covariates as τ predicts them from X, in their units, (rows, K)."""
-        latent = through(self.network_.one.latent, self._scaled(self._features(X)))
+        x = self._scaled(self._features(X))
+        latent = through(self.network_.one.latent, x)
         predicted = self.network_.one.tau.covariate(latent).double().numpy()
         return predicted * [one.scale for one in self.covariates_] + [one.centre for one in self.covariates_]
 
@@ -384,9 +366,7 @@ class EquivariantPooler(PoolingEstimator):
         """
         check_is_fitted(self, "network_")
         if not self.covariates_:
-            raise InputError(
-                "This estimator was fitted without covariates, so there is nothing to move along."
-            )
+            raise InputError("This estimator was fitted without covariates; there is nothing to move along.")
         features, one = self._features(X), self.network_.one
         latent = through(one.latent, self._scaled(features))
         rows, width = len(features), len(self.covariates_)

@@ -15,10 +15,10 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.checks import Inputs, Task
 from equipool.checks.findings import listed, plural
-from equipool.checks.inputs import parse_covariates, parse_labels, require_length
+from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels, require_length
 from equipool.data import PooledDataset
-from equipool.data.covariates import Covariate, covariate_frame
-from equipool.data.nifti import read_grid
+from equipool.data.covariates import Covariate
+from equipool.data.nifti import Frame, read_header
 from equipool.data.splits import deal
 from equipool.data.volumes import Volumes
 from equipool.estimators.persistence import save
@@ -101,8 +101,8 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Any, IntArray]:
         """Return the model with each new site, if asked to adapt; ``add(model, rows)`` adds one."""
         model, index, small = self.model_, index.copy(), []
-        new = labels[index < 0] if self.unseen_site == "adapt" else []
-        for name in sorted({str(label) for label in new}):
+        new = (index < 0) & (self.unseen_site == "adapt")
+        for name in sorted({str(label) for label in labels[new]}):
             rows = labels.astype(str) == name
             small += [name] if rows.sum() < MIN_ROWS_TO_ADAPT else []
             model = add(model, rows)
@@ -122,13 +122,13 @@ def given_sites(site: Any, rows: int) -> NDArray[Any]:
     """Return the label of each row's site."""
     if site is None:
         raise InputError(
-            "The site of each row is needed: pass site=, or name its column in X with site_column=. To have it "
-            "estimated from the features, set infer=True (--infer)."
+            "The site of each row is needed: pass site=, or name its column in X with site_column=. To have "
+            "it estimated from the features, set infer=True (--infer)."
         )
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
     remedy = "fill it in, or leave site out and have it inferred (infer=True, --infer)"
-    return _labels("site", site, rows, remedy)
+    return labels_of("site", site, rows, remedy)
 
 
 def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
@@ -144,13 +144,8 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
     return mask
 
 
-def participants(subject: Any, rows: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the participant of each row to learn from."""
-    labels = _labels("subject", subject, len(rows), "give each row the name of its participant")
-    return labels[rows].astype(str)
-
-
-def _labels(name: str, values: Any, rows: int, remedy: str) -> NDArray[Any]:
+def labels_of(name: str, values: Any, rows: int, remedy: str) -> NDArray[Any]:
+    """Return labels with one for each row."""
     labels = parse_labels(values)
     if labels.shape != (rows,):
         raise InputError(f"{name} must have one value for each of the {rows} rows. Got shape {labels.shape}.")
@@ -222,8 +217,8 @@ def as_volumes(X: Any, mask: Any = None, affine: Any = None) -> Volumes | None:
     """
     paths = _paths_of(X, mask)
     if paths:
-        grid = None if mask is None else read_grid(Path(paths[0]))
-        if grid is not None:
+        grid = None if mask is None else read_header(Path(paths[0]))
+        if isinstance(grid, Frame):
             _require_grid(*grid, mask, affine)
         X = Volumes.build(paths, mask=mask)
     if not isinstance(X, Volumes):

@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from equipool.checks import check_for_fit
 from equipool.checks.errors import warn_of_small_sites
-from equipool.data.covariates import Covariate, covariate_frame, covariates_of
+from equipool.checks.inputs import covariate_frame
+from equipool.data.covariates import Covariate, covariates_of
 from equipool.data.volumes import Volumes
 from equipool.estimators.harmonizer import (
     Harmonizer,
@@ -62,10 +63,8 @@ class ImageHarmonizer(Harmonizer):
 
     Attributes
     ----------
-    sites_, covariates_
-        The sites and covariates of the fit.
-    mask_, affine_mm_
-        The grid.
+    sites_, covariates_, mask_, affine_mm_
+        The sites, covariates and grid of the fit.
     choices_
         What was chosen on held-out participants: the trend's ``curvature`` penalty, and whether what
         scanners do to ``intensity`` is undone.
@@ -86,10 +85,9 @@ class ImageHarmonizer(Harmonizer):
             :class:`equipool.data.Volumes`, paths of NIfTI files, or a :class:`PooledDataset` of images.
         y
             A target to allow for where sites differ in it; never needed by ``transform``.
-        site, covariates
-            The site of each volume, and what is to be kept.
-        fit_on
-            A mask of the volumes to estimate from, such as the controls; all can be transformed.
+        site, covariates, fit_on
+            The site of each volume, what is to be kept, and a mask of the volumes to estimate from, such as
+            the controls; all can be transformed.
         """
         self._require_choices()
         volumes = _volumes(X)
@@ -136,6 +134,6 @@ def _volumes(X: Any, *grid: Any) -> Volumes:
     volumes = as_volumes(X, *grid)
     if volumes is None:
         raise InputError(
-            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for a table."
+            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for tables."
         )
     return volumes

@@ -32,13 +32,12 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         try:
             from combatlearn import ComBat
         except ImportError:
-            raise MissingExtraError(
-                "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
-            ) from None
+            needed = "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
+            raise MissingExtraError(needed) from None
         if self.method not in PEERS:
             raise InputError(f"There is no peer {self.method!r}; there are {', '.join(PEERS)}.")
         metadata, method = self._metadata(site, covariates), self.method
-        settings = {}
+        settings: dict[str, Any] = {}
         if method in LINEAR:  # splines only where a covariate has enough values
             numbers = metadata.get("continuous_covariates", pd.DataFrame())
             smooth = [name for name in numbers if numbers[name].nunique() >= SPLINE_VALUES]

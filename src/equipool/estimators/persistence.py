@@ -30,6 +30,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as from_bytes
+from safetensors.numpy import save as to_bytes
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
@@ -66,8 +69,6 @@ def save(estimator: Any, folder: str | Path) -> Path:
 
 
 def _save(estimator: Any, folder: Path) -> None:
-    from safetensors.numpy import save as to_bytes
-
     check_is_fitted(estimator)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give the name of a folder.")
@@ -95,15 +96,12 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         For an estimator that was fitted with your torch modules: fresh ones of the same architecture. Their
         weights come from the folder; their code is never saved.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as from_bytes
-
     folder = Path(folder)
     if not (folder / "model.json").exists() and (folder / "model" / "model.json").is_file():
         folder = folder / "model"  # what `equipool harmonize` wrote
     facts, content = _read(folder)
-    modules = {"encoder": encoder, "decoder": decoder}
-    for name, module in modules.items():
+    given = {"encoder": encoder, "decoder": decoder}
+    for name, module in given.items():
         asked = isinstance(facts.get("settings"), dict) and facts["settings"].get(name) == MODULE
         if asked and module is None:
             raise InputError(
@@ -112,7 +110,7 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
             )
         if not asked and module is not None:
             raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
-    modules = {name: module for name, module in modules.items() if module is not None}
+    modules = {name: module for name, module in given.items() if module is not None}
     try:
         model = Stored(from_bytes(content), _estimators(), modules)
         estimator = model.read_estimator({name: facts.get(name) for name in STORED})
@@ -192,11 +190,8 @@ def write(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
         case tuple() | list():
             return [write(one, f"{prefix}{getattr(one, 'name', k)}", arrays) for k, one in enumerate(value)]
         case _ if dataclasses.is_dataclass(value):
-            names = [
-                *(["name"] if hasattr(value, "name") else []),
-                *(f.name for f in dataclasses.fields(value)),
-            ]
-            value = {name: getattr(value, name) for name in names}
+            name = {"name": value.name} if hasattr(value, "name") else {}
+            value = name | {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return {name: write(one, prefix + name, arrays) for name, one in value.items()}
 
 
@@ -241,13 +236,13 @@ class Stored:
             for name, value in inner._fields(kind._learned, stored["learned"], path):
                 if value is not None:
                     setattr(estimator, name, value)
-            _require_consistent(estimator)
+            getattr(estimator, "require_consistent", lambda: None)()
         return estimator
 
     def _fields(self, kind: Any, stored: Any, path: str) -> Iterator[tuple[str, Any]]:
         """Yield the values that a dataclass declares, in its order."""
         declared, hints, prefix = dataclasses.fields(kind), get_type_hints(kind), f"{path}." if path else ""
-        _require_keys(stored, [f.name for f in declared], path)
+        _require_keys(stored, [f.name for f in declared], path or "the model")
         inner = dataclasses.replace(self, free={})
         for f in declared:
             yield f.name, inner.read(hints[f.name], stored[f.name], prefix + f.name, f.metadata)
@@ -282,7 +277,7 @@ class Stored:
             _require(kind is not None, path)
             stored = {name: value for name, value in stored.items() if name != "name"}
         value = kind(**dict(self._fields(kind, stored, path)))
-        _require_consistent(value)
+        getattr(value, "require_consistent", lambda: None)()  # refuses by a ValueError
         return value
 
     def _one_of(self, hints: tuple[Any, ...], stored: Any, path: str, about: Metadata) -> Any:
@@ -364,11 +359,6 @@ def _require(holds: Any, path: str) -> None:
 
 def _require_keys(stored: Any, names: Any, path: str) -> None:
     _require(isinstance(stored, dict) and set(stored) == set(names), path)
-
-
-def _require_consistent(value: Any) -> None:
-    """Let a value refuse, by a ValueError, parts that do not fit together."""
-    getattr(value, "require_consistent", lambda: None)()
 
 
 def _concrete(kind: Any) -> list[Any]:

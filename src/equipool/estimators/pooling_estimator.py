@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -27,10 +28,9 @@ from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import save
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
-from equipool.nn import Components, EncoderKind, coders, reconstruction_loss, site_batches, train
-from equipool.nn.checkpoints import Checkpoints, locked
-from equipool.nn.networks import require_width
-from equipool.nn.training import Step
+from equipool.nn import coders, reconstruction_loss, site_batches, train
+from equipool.nn.networks import Components, EncoderKind, require_width
+from equipool.nn.training import Checkpoints, locked
 from equipool.randomness import seed_for
 from equipool.sites.effect import array
 from equipool.sites.scans import BLOCK, blocks
@@ -43,7 +43,6 @@ COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory t
 LIKE_FEATURES = 100.0  # a volume weighs as much in the reconstruction as a table of so many features
 HELD_OUT = 0.15  # share of the rows, for early stopping
 IN_MEMORY = 2**28  # bytes of scaled volumes that are kept while training
-NO_EFFECT = ("checkpoint", "verbose")  # parameters that do not change the result
 VALIDATION_ROWS = 1024  # the cost of the MMD grows with the square of this
 
 
@@ -95,10 +94,6 @@ class ScaledVolumes:
             part = slice(start, start + BLOCK)
             result[part] = self.scaled(self.volumes.read(part))
         return result
-
-    def loaded(self) -> ScaledVolumes:
-        """Return the same, already read if they fit into memory, so that training reads them once."""
-        return self if 4 * self.shape[0] * self.shape[1] > IN_MEMORY else replace(self, ready=self.tensor())
 
 
 Rows = Tensor | ScaledVolumes
@@ -184,7 +179,8 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
         "site": [data.site, estimator.sites_],
         "covariates": [data.c, estimator.covariates_],
     }
-    settings = {k: plain(v) for k, v in estimator.get_params(deep=False).items() if k not in NO_EFFECT}
+    settings = {name: plain(value) for name, value in estimator.get_params(deep=False).items()}
+    del settings["checkpoint"], settings["verbose"]  # they do not change the result
     return {
         "settings": {"estimator": type(estimator).__name__, **settings},
         "data": {name: hash_of(*values) for name, values in hashed.items()},
@@ -277,9 +273,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.front_ = self._fitted_front(features, y, site=site, covariates=covariates)
         data = self._prepare(inputs, features, y)
         fitted, held = self._split(data)
-        with nullcontext() if self.checkpoint is None else locked(Path(self.checkpoint)):
-            folder = None if self.checkpoint is None else Path(self.checkpoint)
-            self._checkpoints = folder and Checkpoints(folder, manifest_of(self, data))
+        folder = None if self.checkpoint is None else Path(self.checkpoint)
+        with nullcontext() if folder is None else locked(folder):
+            self._checkpoints = Checkpoints(folder, manifest_of(self, data)) if folder else None
             self.network_: Any = self._fit_networks(data.rows(fitted), data.rows(held), data)
         # Trained in single, used in double precision: a code must not depend on the rest of the batch.
         self.network_.double().eval()
@@ -292,7 +288,8 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     @torch.no_grad()
     def tau_vector(self, X: Any) -> FloatArray:
         """Return the vectors (rows, n_latent) that stand for τ(ℓ) in ΔEq."""
-        return through(self.network_.tau, self._scaled(self._features(X))).double().numpy()
+        x = self._scaled(self._features(X))
+        return through(self.network_.tau, x).double().numpy()
 
     @torch.no_grad()
     def reconstruct(self, X: Any) -> Any:
@@ -330,8 +327,6 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy for classes, R² for numbers."""
-        from sklearn.metrics import accuracy_score, r2_score
-
         measure = accuracy_score if self.task_ == "class" else r2_score
         return float(measure(y, self.predict(X), sample_weight=sample_weight))
 
@@ -353,8 +348,8 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _coders(self, n_features: int) -> tuple[nn.Module, nn.Module]:
         mask = None if self.mask_ is None else torch.from_numpy(self.mask_.copy())
-        more = {"hidden": self.hidden, "mask": mask, "decoder": self.decoder}
-        return coders(self.encoder, n_features, self.n_latent, **more)
+        widths = n_features, self.n_latent
+        return coders(self.encoder, *widths, hidden=self.hidden, mask=mask, decoder=self.decoder)
 
     def _start_components(self, network: nn.Module, data: TrainingData) -> None:
         """Give an encoder on principal components its components, from at most a thousand rows."""
@@ -364,20 +359,21 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 module.start(dense(data.x[torch.linspace(0, len(data.x) - 1, count).long()]))
 
     def _train(
-        self, stage: str, modules: nn.Module, step: Step, data: TrainingData, generator: Any, **more: Any
+        self, stage: str, modules: nn.Module, step: Any, data: TrainingData, generator: Any, **more: Any
     ) -> list[dict[str, float]]:
-        """Train a stage, and return the losses of each epoch."""
+        """Train a stage by ``step(batch, rows, epoch)``, and return the losses of each epoch."""
         size, epochs = self._schedule(len(data.x))
         return train(
             modules,
-            step,
+            lambda rows, epoch: step(data.rows(rows).ready(), rows, epoch),
             lambda: site_batches(data.site, size, generator),
             epochs=epochs,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             patience=self.patience,
-            progress=stage if self.verbose else None,
-            checkpoint=None if self._checkpoints is None else self._checkpoints.stage(stage),
+            stage=stage,
+            verbose=self.verbose,
+            checkpoints=self._checkpoints,
             generator=generator,
             **more,
         ).epochs
@@ -441,12 +437,11 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Refuse modules of the user that do not fit the data and n_latent."""
         n = self.n_latent
         with torch.random.fork_rng(devices=[]):
+            encoder, decoder = self._coders(n_features)
             if isinstance(self.encoder, nn.Module):
-                what = f"numbers a row (n_latent={n})"
-                require_width("encoder", self._coders(n_features)[0], n_features, n, what)
+                require_width("encoder", encoder, n_features, n, f"numbers a row (n_latent={n})")
             if self.decoder is not None:
-                what = f"values a row, given n_latent={n}"
-                require_width("decoder", self._coders(n_features)[1], n, n_features, what)
+                require_width("decoder", decoder, n, n_features, f"values a row, given n_latent={n}")
 
     def _fitted_front(self, X: FloatArray | Volumes, y: Any, **given: Any) -> Any:
         """Return a fitted harmonizer of the kind of data, or ``None``.
@@ -478,8 +473,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.feature_varies_ = deviation > 1e-9 * np.maximum(np.abs(self.feature_mean_), 1e-300)
         self.feature_scale_ = np.where(self.feature_varies_, deviation, 1.0)
         x = self._standardised(features)
+        if isinstance(x, ScaledVolumes) and 4 * x.shape[0] * x.shape[1] <= IN_MEMORY:
+            x = replace(x, ready=x.tensor())  # training reads them once
         return TrainingData(
-            x.loaded() if isinstance(x, ScaledVolumes) else x,
+            x,
             self._coded_target(inputs, y),
             torch.from_numpy(index.astype(np.int64)),
             torch.from_numpy(scaled(inputs.covariates, self.covariates_).astype(np.float32)),
@@ -514,10 +511,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _split(self, data: TrainingData) -> tuple[Tensor, Tensor]:
         """Hold rows out for early stopping, in proportion of site and class."""
-        labels, numbers = [data.site.numpy()], []
-        if data.y is not None:
-            (numbers if data.y.is_floating_point() else labels).append(data.y.numpy())
-        held = systematic(labels, numbers, HELD_OUT, seed_for(self._seed, "split"))
+        y = [] if data.y is None else [data.y.numpy()]
+        labels, numbers = ([], y) if self.task_ == "number" else (y, [])
+        seed = seed_for(self._seed, "split")
+        held = systematic([data.site.numpy(), *labels], numbers, HELD_OUT, seed)
         if held.all() or not held.any():
             held = np.arange(len(held)) < min(len(held) - 1, 1)
         return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))

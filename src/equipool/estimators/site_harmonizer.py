@@ -18,15 +18,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from equipool.checks import Missing, check_for_fit, refuse_text
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.findings import listed
-from equipool.checks.inputs import parse_covariates, parse_labels
-from equipool.checks.overlap import NINE_TENTHS, nine_tenths_of_sorted
-from equipool.data.covariates import Encoding, covariate_frame, encode
+from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels
+from equipool.checks.overlap import NINE_TENTHS, nine_tenths
+from equipool.data.covariates import Encoding, encode
 from equipool.estimators.harmonizer import (
     Harmonizer,
     given_sites,
     inputs_of,
+    labels_of,
     learned_from,
-    participants,
     support,
 )
 from equipool.exceptions import InputError
@@ -118,10 +118,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
         the trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite:
         none) and the share of the ``coupling`` (0: none).
-    harmonized_
-        Which features are harmonized.
-    point_masses_
-        The value of each feature that many rows share and that stays as it is, NaN where there is none.
+    harmonized_, point_masses_
+        Which features are harmonized; the value of each feature that many rows share and that stays as it is,
+        NaN where there is none.
     model_
         The fitted :class:`~equipool.sites.table_model.SiteModel`, in standardised features.
 
@@ -169,10 +168,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             Features (rows, features).
         y
             A target in which sites may differ; looked at with ``keep_target`` alone, never by ``transform``.
-        site
-            The site of each row; without it, a warning: there is one site, and nothing to remove.
-        covariates
-            Covariates whose effects are kept: numbers such as age, and categories such as sex.
+        site, covariates
+            The site of each row; without it, a warning: there is one site, and nothing to remove. Covariates
+            whose effects are kept: numbers such as age, and categories such as sex.
         subject
             The participant of each row, where some were measured several times: rows of one participant count
             as one and are never split over folds.
@@ -193,15 +191,15 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         nothing = "there is nothing to harmonize"
         check_for_fit(inputs, site_given=site is not None, missing=self.missing, without_site=nothing)
         self.encoding_ = replace(encoding, names=inputs.covariate_names, levels=inputs.levels)
-        who = None if subject is None else participants(subject, rows)
-        design, _ = (
-            self._design(inputs, inputs.covariates, who),
-            self._reference,
-        )  # it must be among the sites
+        if subject is not None:
+            subject = labels_of("subject", subject, len(rows), "give each row the name of its participant")
+            subject = subject[rows].astype(str)
+        design = self._design(inputs, inputs.covariates, subject)
+        _ = self._reference  # refused if it is not among the sites
         self._standardise(x, design.weight)
         self._support = support(inputs, design.site)
         z = self._standardised(x)
-        more = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
+        more: Any = {"shrinkage": self.mixing, "warp": self.bending, "coupling": self.network}
         self.model_ = fit_site_model(z, design, **more, seed=self._seed)
         self.covariate_readers_ = self._regressions(np.nan_to_num(z), design)
         least = np.nanmin(x, axis=0)
@@ -219,15 +217,15 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
         for name in ("bending", "network", "keep_target", "infer"):
-            chosen = name in ("bending", "network")
-            if not isinstance(getattr(self, name), bool | np.bool_) and not (chosen and getattr(self, name) is None):
-                yes_no = "True, False or None" if chosen else "True or False"
-                raise InputError(f"{name} must be {yes_no}. Got {getattr(self, name)!r}.")
+            value, chosen = getattr(self, name), name in ("bending", "network")
+            if not isinstance(value, bool | np.bool_) and not (chosen and value is None):
+                raise InputError(
+                    f"{name} must be True{', False or None' if chosen else ' or False'}. Got {value!r}."
+                )
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
-        ordered = np.sort(x, axis=0)
-        low, median, high = nine_tenths_of_sorted(ordered)
+        low, median, high = nine_tenths(x)
         # A few values must not make all others alike.
         reach = np.where(high > low, 10 * (high - low) / NINE_TENTHS, np.inf)
         mean, deviation = np.empty(x.shape[1]), np.empty(x.shape[1])
@@ -241,7 +239,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
                 deviation[k] = np.sqrt(np.average((near - mean[k]) ** 2, weights=weight[measured]))
             if not np.isfinite(deviation[k]):
                 raise InputError(f"Column {str(name)!r} is too large; leave it out.")
-        self.point_masses_ = find_point_masses(ordered)
+        self.point_masses_ = find_point_masses(np.sort(x, axis=0))
         varies = deviation > 1e-9 * np.maximum(np.abs(mean), 1e-300)
         self.harmonized_ = varies & (median != self.point_masses_)
         self.feature_mean_ = mean
@@ -282,7 +280,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         c = self._covariates(covariates, z, index)
         predicted, unchanged = self.model_.trend(c), x == self.point_masses_
         if labels is None or index is None:
-            harmonized = self._averaged_over_sites(z, c, predicted)
+            posterior, harmonized = self._posterior(z, c), np.zeros_like(z)
+            for s in range(len(self.sites_)):
+                undone = self.model_.undo(z, self.model_.at(c, s, predicted))
+                harmonized += posterior[:, [s]] * self._at_reference(undone, c, predicted)
         else:
             model, index = self._with_new_sites(
                 labels, index, lambda model, rows: model.add_site(z[rows], c[rows])
@@ -311,7 +312,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     @property
     def site_effects_(self) -> pd.DataFrame:
         """One row for each site and feature: what the site does to it."""
-        check_is_fitted(self, "model_")
         model, features = self.model_, self.get_feature_names_out()[self.harmonized_]
         units = self.feature_scale_[self.harmonized_]
         shift, error, scale = model.effects
@@ -324,7 +324,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     @property
     def support_(self) -> pd.DataFrame:
         """One row for each covariate and site: how far beyond the other sites it reaches."""
-        check_is_fitted(self, "model_")
         rows = [(site, name) for name in self.encoding_.names for site in self.sites_]
         who = pd.DataFrame(rows, columns=["site", "covariate"])
         return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
@@ -436,21 +435,15 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             if all(name in taken for name in names):
                 given |= {role: X[columns[role]]} if role in given else {}
             elif not (self.infer and role != "subject") and role in given:
-                raise InputError(f"X has no column {listed(names)} for the {role}; give a data frame with it.")
+                raise InputError(
+                    f"X has no column {listed(names)} for the {role}; give a data frame with it."
+                )
         return (X.drop(columns=taken) if taken else X), given
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
         """Return the pool's values as the reference site would have measured them, if there is one."""
         reference = self._reference
         return values if reference < 0 else self.model_.redo(values, self.model_.at(c, reference, predicted))
-
-    def _averaged_over_sites(self, z: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:
-        """Return rows harmonized for every site, weighted by the sites' posterior probabilities."""
-        posterior, result = self._posterior(z, c), np.zeros_like(z)
-        for s in range(len(self.sites_)):
-            values = self.model_.undo(z, self.model_.at(c, s, predicted))
-            result += posterior[:, [s]] * self._at_reference(values, c, predicted)
-        return result
 
     def _posterior(self, z: FloatArray, c: FloatArray) -> Any:
         score = self.model_.log_likelihood(z, c) + np.log(np.maximum(self.model_.n_participants, 1e-12))
@@ -459,6 +452,4 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
 def _like(X: Any, values: FloatArray) -> Any:
     """Return a frame for a frame, an array for anything else."""
-    if isinstance(X, pd.DataFrame):
-        return pd.DataFrame(values, index=X.index, columns=X.columns)
-    return values
+    return pd.DataFrame(values, X.index, X.columns) if isinstance(X, pd.DataFrame) else values

@@ -1,7 +1,7 @@
 """The group mathematics: rotations of SO(n), the covariates' action on the latent sphere, τ and Φ."""
 
-from equipool.groups.action import CovariateAction
-from equipool.groups.rotations import (
+from equipool.groups.action import (
+    CovariateAction,
     PlaneRotation,
     all_ones_basis,
     all_ones_frequencies,
@@ -9,7 +9,6 @@ from equipool.groups.rotations import (
     cayley,
     exp,
     is_rotation,
-    rotate_planes,
     skew,
 )
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
@@ -26,6 +25,5 @@ __all__ = [
     "cayley",
     "exp",
     "is_rotation",
-    "rotate_planes",
     "skew",
 ]

@@ -2,38 +2,173 @@
 
 The generators A_k are skew and commute, so in one orthonormal basis all of them are rotations of ⌊n/2⌋
 planes: plane p turns by the angle (Ω c)_p. Applying ρ(c) to N vectors costs O(N n) in plane coordinates and
-O(N n²) in the ambient ones; no matrix exponential is taken.
+O(N n²) in the ambient ones; no matrix exponential is taken. In plane coordinates, 2p and 2p + 1 span plane p;
+for odd n the last coordinate is fixed.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from equipool.exceptions import InputError
-from equipool.groups.rotations import PlaneRotation, all_ones_basis, all_ones_frequencies
+
+
+def skew(values: Tensor) -> Tensor:
+    """Arrange m = n(n-1)/2 numbers (..., m), row by row below the diagonal, as skew matrices (..., n, n).
+
+    Examples
+    --------
+    >>> skew(torch.tensor([1.0]))
+    tensor([[ 0., -1.],
+            [ 1.,  0.]])
+    """
+    m = values.shape[-1]
+    n = (1 + math.isqrt(1 + 8 * m)) // 2
+    if n * (n - 1) // 2 != m:
+        raise InputError(
+            f"skew() needs n(n-1)/2 numbers (1, 3, 6, 10, ...) in its last axis. Got {m}; "
+            f"the nearest are {n * (n - 1) // 2} (n={n}) and {n * (n + 1) // 2} (n={n + 1})."
+        )
+    rows, columns = torch.tril_indices(n, n, offset=-1, device=values.device)
+    lower = values.new_zeros(*values.shape[:-1], n, n)
+    lower[..., rows, columns] = values
+    return lower - lower.mT
+
+
+def exp(generator: Tensor) -> Tensor:
+    """Map skew matrices (..., n, n) to rotations by the matrix exponential; batched and differentiable.
+
+    torch takes too low a degree for matrices of norm just below 0.05 and is off by 1e-11 there in float64.
+    A further plane that turns by 2 rad lifts every matrix above that, to an error of 1e-15.
+    """
+    n = generator.shape[-1]
+    lifted = nn.functional.pad(generator, (0, 2, 0, 2))
+    lifted[..., n + 1, n], lifted[..., n, n + 1] = 2.0, -2.0
+    return torch.linalg.matrix_exp(lifted)[..., :n, :n]
+
+
+def cayley(generator: Tensor) -> Tensor:
+    """Map skew matrices (..., n, n) to rotations by A ↦ (I − A)(I + A)⁻¹, the paper's cheaper map.
+
+    For small A this is close to exp(−2A): it turns the other way and twice as far. It is not a homomorphism:
+    ``cayley(s A) @ cayley(t A)`` is not ``cayley((s + t) A)``.
+    """
+    identity = torch.eye(generator.shape[-1], dtype=generator.dtype, device=generator.device)
+    # (I − A) and (I + A)⁻¹ commute, so the inverse may stand on the left and become a solve.
+    return torch.linalg.solve(identity + generator, identity - generator)
+
+
+def is_rotation(matrix: Tensor, *, atol: float | None = None) -> tuple[bool, str]:
+    """Return whether matrices (..., n, n) are in SO(n): (True, "") or (False, the reason)."""
+    atol = 1e3 * torch.finfo(matrix.dtype).eps if atol is None else atol
+    gap = (matrix.mT @ matrix - torch.eye(matrix.shape[-1]).to(matrix)).abs().max().item()
+    if not gap <= atol:
+        return False, f"RᵀR differs from the identity by {gap:.2e} (allowed: {atol:.0e})"
+    if (torch.linalg.det(matrix) < 0).any():
+        return False, "the determinant is −1: a reflection, not a rotation"
+    return True, ""
+
+
+def all_ones_generator(n: int) -> Tensor:
+    """Return the paper's generator 1_m of so(n), m = n(n-1)/2: ones below the diagonal, −1 above."""
+    return skew(torch.ones(n * (n - 1) // 2, dtype=torch.float64))
+
+
+def all_ones_frequencies(n: int) -> Tensor:
+    """Return how fast each plane of the all-ones generator turns: cot((2k − 1)π / 2n), k = 1 … ⌊n/2⌋.
+
+    Examples
+    --------
+    >>> all_ones_frequencies(4)
+    tensor([2.4142, 0.4142], dtype=torch.float64)
+    """
+    k = torch.arange(1, n // 2 + 1, dtype=torch.float64)
+    return 1 / torch.tan((2 * k - 1) * (math.pi / (2 * n)))
+
+
+def all_ones_basis(n: int) -> Tensor:
+    """Return the orthonormal basis Q (n, n) in which the all-ones generator is a set of plane rotations.
+
+    The generator is the sum of the powers of the shift that brings the last coordinate back with a minus
+    sign, so its eigenvectors have a closed form, exp(iπ(2k − 1)j/n).
+    """
+    k, j = torch.arange(1, (n + 1) // 2 + 1), torch.arange(n)
+    # Reduce (2k − 1)j modulo 2n in integers first: the angles stay exact for any n.
+    angle = (torch.outer(j, 2 * k - 1) % (2 * n)).to(torch.float64) * (math.pi / n)
+    # This order of cos and sin makes every frequency positive (counter-clockwise).
+    columns = torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1).reshape(n, -1)[:, :n]
+    return columns / torch.linalg.vector_norm(columns, dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneRotation:
+    """A batch of rotations that share their planes: elements of one maximal torus of SO(n).
+
+    They multiply vectors and one another with ``@``; composing adds the angles, (..., ⌊n/2⌋) in radians.
+
+    Examples
+    --------
+    >>> quarter = PlaneRotation(torch.tensor([torch.pi / 2]), n=2)
+    >>> (quarter @ torch.tensor([1.0, 0.0])).round()
+    tensor([-0., 1.])
+    >>> (quarter @ quarter).angles
+    tensor([3.1416])
+    """
+
+    angles: Tensor
+    n: int
+    basis: Tensor | None = None
+
+    @property
+    def inverse(self) -> PlaneRotation:
+        """The same planes turned back."""
+        return replace(self, angles=-self.angles)
+
+    def __matmul__(self, other: Tensor | PlaneRotation) -> Tensor | PlaneRotation:
+        """Compose with another rotation of the same torus, or turn the vectors (..., n)."""
+        if isinstance(other, Tensor):
+            return self.apply(other)
+        if other.n != self.n:
+            raise InputError(f"Rotations of R^{self.n} and R^{other.n} cannot be composed.")
+        bases = [basis for basis in (self.basis, other.basis) if basis is not None]
+        if len(bases) == 1 or (bases and not torch.equal(*bases)):
+            raise InputError("Rotations of different planes do not form one torus; multiply their matrices.")
+        return replace(self, angles=self.angles + other.angles)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Turn the vectors x (..., n); the result has the dtype of x."""
+        if x.shape[-1] != self.n:
+            raise InputError(f"This rotation acts on vectors of length {self.n}. Got length {x.shape[-1]}.")
+        basis, planes = None if self.basis is None else self.basis.to(x.dtype), self.n // 2
+        x = x if basis is None else x @ basis
+        wide = torch.promote_types(x.dtype, torch.float32)
+        pairs = x[..., : 2 * planes].to(wide).unflatten(-1, (planes, 2)).contiguous()
+        # One complex product makes a single pass over memory: 1.7 times as fast as the four real ones.
+        turn = torch.polar(torch.ones_like(self.angles), self.angles).to(wide.to_complex())
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2).to(x.dtype)
+        if self.n % 2:
+            turned = torch.cat([turned, x[..., -1:].expand(*turned.shape[:-1], 1)], dim=-1)
+        return turned if basis is None else turned @ basis.mT
+
+    def matrix(self) -> Tensor:
+        """Return the rotation matrices (..., n, n)."""
+        columns = torch.eye(self.n, dtype=self.angles.dtype, device=self.angles.device)
+        return replace(self, angles=self.angles.unsqueeze(-2)).apply(columns).mT
 
 
 class CovariateAction(nn.Module):
     """The action ρ of K covariates on R^n: call it with covariates to get rotations.
 
-    Covariates are scaled, to a training range of [−1, 1], by :class:`equipool.data.Covariate`.
-
-    Parameters
-    ----------
-    frequencies
-        Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of each covariate.
-    n
-        Dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed.
-    basis
-        Orthonormal (n, n) whose columns 2p and 2p + 1 span plane p; ``None``: vectors are in plane
-        coordinates.
-    dtype
-        Of Ω and the basis. Angles are computed in the wider of this and the covariates' dtype. Use
-        ``.float()`` on devices without float64.
+    ``frequencies`` are Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of
+    each covariate, which :class:`equipool.data.Covariate` scales to a training range of [−1, 1]. n is the
+    dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed. Columns 2p and 2p + 1
+    of the orthonormal ``basis`` (n, n) span plane p; ``None``: vectors are in plane coordinates. Both are
+    float64; use ``.float()`` on devices without.
 
     Examples
     --------
@@ -49,21 +184,25 @@ class CovariateAction(nn.Module):
     frequencies: Tensor
     basis: Tensor | None
 
-    def __init__(
-        self,
-        frequencies: Any,
-        *,
-        n: int | None = None,
-        basis: Tensor | None = None,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
+    def __init__(self, frequencies: Any, *, n: int | None = None, basis: Tensor | None = None) -> None:
         super().__init__()
-        omega = torch.as_tensor(frequencies, dtype=dtype)
+        omega = torch.as_tensor(frequencies, dtype=torch.float64)
         omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
-        self.n = 2 * omega.shape[0] if n is None else n
-        _check_shapes(omega, self.n, basis)
+        self.n = n = 2 * len(omega) if n is None else n
+        if omega.dim() != 2 or omega.shape[1] == 0 or len(omega) != n // 2:
+            raise InputError(
+                f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
+            )
+        if not torch.isfinite(omega).all():
+            raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
+        if basis is not None and basis.shape != (n, n):
+            raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
+        gap = 0.0 if basis is None else (basis.mT @ basis - torch.eye(n).to(basis)).abs().max().item()
+        if basis is not None and gap > 1e3 * torch.finfo(basis.dtype).eps:
+            advice = "take the Q of torch.linalg.qr(basis)"
+            raise InputError(f"basis must be orthonormal. Got columns off by {gap:.1e}; {advice}.")
         self.register_buffer("frequencies", omega)
-        self.register_buffer("basis", None if basis is None else basis.to(dtype))
+        self.register_buffer("basis", None if basis is None else basis.double())
 
     @classmethod
     def all_ones(
@@ -77,7 +216,7 @@ class CovariateAction(nn.Module):
         """
         sizes = [2 * planes for planes in _planes_per_covariate(n, n_covariates)]
         sizes[-1] += n % 2  # the fixed axis of odd n comes last, where plane coordinates have it
-        omega = torch.block_diag(*[all_ones_frequencies(size).unsqueeze(-1) for size in sizes])
+        omega = torch.block_diag(*[all_ones_frequencies(size)[:, None] for size in sizes])
         basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
         return cls(omega, n=n, basis=basis)
 
@@ -100,20 +239,14 @@ class CovariateAction(nn.Module):
         columns = []
         for planes in _planes_per_covariate(n, n_covariates):
             moving = planes if turning is None else min(turning, planes)
-            multiples = torch.zeros(planes, 1, dtype=torch.float64)
-            multiples[:moving, 0] = torch.linspace(1, min(harmonics, moving), moving).round().double()
-            columns.append(base * multiples)
+            multiples = torch.linspace(1, min(harmonics, moving), moving).round().double()
+            columns.append(base * nn.functional.pad(multiples, (0, planes - moving))[:, None])
         return cls(torch.block_diag(*columns), n=n)
 
     @property
     def n_covariates(self) -> int:
         """K, the number of covariates."""
         return self.frequencies.shape[1]
-
-    @property
-    def n_planes(self) -> int:
-        """⌊n/2⌋, the number of planes."""
-        return self.frequencies.shape[0]
 
     def covariates(self, c: Any) -> Tensor:
         """Return c as a tensor (..., K); one covariate may come as (...,)."""
@@ -143,34 +276,10 @@ class CovariateAction(nn.Module):
     def generators(self) -> Tensor:
         """Return the commuting skew matrices A_k, shape (K, n, n): for inspection and tests."""
         planes = self.frequencies.new_zeros(self.n_covariates, self.n, self.n)
-        even = torch.arange(0, 2 * self.n_planes, 2)
+        even = torch.arange(0, 2 * len(self.frequencies), 2)
         planes[:, even + 1, even] = self.frequencies.mT
         planes = planes - planes.mT
         return planes if self.basis is None else self.basis @ planes @ self.basis.mT
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(action)``."""
-        coordinates = "planes" if self.basis is None else "ambient"
-        return f"n={self.n}, n_covariates={self.n_covariates}, coordinates={coordinates!r}"
-
-
-def _check_shapes(omega: Tensor, n: int, basis: Tensor | None) -> None:
-    """Raise an error for frequencies and bases that do not describe an action on R^n."""
-    if omega.dim() != 2 or omega.shape[1] == 0 or omega.shape[0] != n // 2:
-        raise InputError(
-            f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
-        )
-    if not torch.isfinite(omega).all():
-        raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
-    if basis is None:
-        return
-    if basis.shape != (n, n):
-        raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
-    gap = (basis.mT @ basis - torch.eye(n, dtype=basis.dtype, device=basis.device)).abs().max().item()
-    if gap > 1e3 * torch.finfo(basis.dtype).eps:
-        raise InputError(
-            f"basis must be orthonormal. Got columns off by {gap:.1e}; take the Q of torch.linalg.qr(basis)."
-        )
 
 
 def _planes_per_covariate(n: int, n_covariates: int) -> list[int]:

@@ -1,8 +1,7 @@
 """τ, which predicts the covariates from a latent, and Φ of Lemma 5.
 
 Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ) is equivariant for any b, not under the whole of SO(n) as the paper states, but under
-the covariates' group, with τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t. This module has
-two such predictions; ``docs/groups.md`` has the proof.
+the covariates' group, with τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t: docs/groups.md.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipool.exceptions import InputError
-from equipool.groups.action import CovariateAction
-from equipool.groups.rotations import PlaneRotation
+from equipool.groups.action import CovariateAction, PlaneRotation
 
 
 class FrameTau(nn.Module):
@@ -26,16 +24,10 @@ class FrameTau(nn.Module):
     holds in every dtype to rounding, as long as no phase crosses ±π, or for every rotation where
     :attr:`exact_everywhere` is true.
 
-    Parameters
-    ----------
-    action
-        The action ρ on the latents.
-    planes
-        The K designated planes; default: those that predict the covariates best while the training range
-        [−1, 1] stays within half a turn (or, failing that, within one turn).
-    orbit
-        The action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where most planes of
-        the latents stand still, take one in which all turn.
+    ``action`` is ρ on the latents, and ``planes`` are the K designated ones; default: those that predict the
+    covariates best while the training range [−1, 1] stays within half a turn (or, failing that, within one
+    turn). ``orbit`` is the action that makes a vector of τ(ℓ), see :meth:`vector`; default: ``action``. Where
+    most planes of the latents stand still, take one in which all turn.
 
     Examples
     --------
@@ -49,6 +41,7 @@ class FrameTau(nn.Module):
 
     inverse_frequencies: Tensor
     offset: Tensor
+    columns: Tensor
 
     def __init__(
         self,
@@ -58,8 +51,7 @@ class FrameTau(nn.Module):
         orbit: CovariateAction | None = None,
     ) -> None:
         super().__init__()
-        self.action = action
-        self.orbit = action if orbit is None else orbit
+        self.action, self.orbit = action, action if orbit is None else orbit
         self.planes = tuple(_choose_planes(action.frequencies) if planes is None else planes)
         omega = action.frequencies[list(self.planes)]
         if omega.shape[0] != action.n_covariates or torch.linalg.matrix_rank(omega) < action.n_covariates:
@@ -69,13 +61,14 @@ class FrameTau(nn.Module):
             )
         self.register_buffer("inverse_frequencies", torch.linalg.inv(omega).contiguous())
         self.register_buffer("offset", torch.zeros(len(self.planes), dtype=omega.dtype))
+        columns = [2 * plane + k for plane in self.planes for k in (0, 1)]  # coordinates of designated planes
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
     @property
     def exact_everywhere(self) -> bool:
         """Whether all planes turn by whole multiples of the designated ones.
 
-        Then a phase that wraps around leaves ρ(ĉ) unchanged and equivariance holds for every rotation;
-        otherwise it holds until a phase wraps.
+        Then a phase that wraps around leaves ρ(ĉ) unchanged; otherwise equivariance holds until one wraps.
         """
         ratio = self.action.frequencies @ self.inverse_frequencies
         return bool((ratio - ratio.round()).abs().max() < 1e-9)
@@ -87,12 +80,11 @@ class FrameTau(nn.Module):
     def vector(self, latent: Tensor) -> Tensor:
         """Return τ(ℓ) as a point of the sphere, the vector that equation (4) compares.
 
-        Here ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane: the vector depends
-        on ℓ through ĉ(ℓ) alone.
+        Here ρ(ĉ(ℓ)) applied to one base point, which has the same length in every plane.
         """
-        orbit = self.orbit
+        orbit, n_planes = self.orbit, len(self.orbit.frequencies)
         base = latent.new_zeros(orbit.n)
-        base[0 : 2 * orbit.n_planes : 2] = orbit.n_planes**-0.5
+        base[0 : 2 * n_planes : 2] = n_planes**-0.5
         base = base if orbit.basis is None else orbit.basis.to(base.dtype) @ base
         return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
@@ -125,12 +117,14 @@ class FrameTau(nn.Module):
                 f"take floor < {len(self.planes) ** -0.5:.2f}."
             )
         basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
-        x, columns = x if basis is None else x @ basis, self._columns(x.device)
-        pairs = x[..., columns].unflatten(-1, (-1, 2))
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-        unit = x / length * math.sqrt(1 - share)
-        unit = unit.index_copy(-1, columns, _lengthen(pairs, length.unsqueeze(-1), share, floor).flatten(-2))
-        unit = nn.functional.normalize(unit, dim=-1)
+        x = x if basis is None else x @ basis
+        unit = nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny) * math.sqrt(1 - share)
+        pairs = unit[..., self.columns].unflatten(-1, (-1, 2))
+        radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
+        empty = radius == 0
+        direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
+        longer = direction * torch.sqrt(floor**2 + radius**2)
+        unit = nn.functional.normalize(unit.index_copy(-1, self.columns, longer.flatten(-2)), dim=-1)
         return unit if basis is None else unit @ basis.mT
 
     @torch.no_grad()
@@ -140,18 +134,12 @@ class FrameTau(nn.Module):
         first, second = self._designated(turned_back).mean(dim=0).unbind(-1)
         self.offset.copy_(torch.atan2(second, first))
 
-    def _columns(self, device: torch.device) -> Tensor:
-        """Return the indices of the designated planes' coordinates."""
-        first = 2 * torch.tensor(self.planes, device=device)
-        return torch.stack([first, first + 1], dim=-1).flatten()
-
     def _designated(self, x: Tensor) -> Tensor:
         """Return the designated planes' coordinates of x, (..., K, 2), in the action's dtype if wider."""
-        columns = self._columns(x.device)
         # An error of the phase is multiplied by the ratio of the fastest to the designated frequency.
         x = x.to(torch.promote_types(x.dtype, self.action.frequencies.dtype))
         basis = self.action.basis
-        chosen = x[..., columns] if basis is None else x @ basis[:, columns].to(x.dtype)
+        chosen = x[..., self.columns] if basis is None else x @ basis[:, self.columns].to(x.dtype)
         return chosen.unflatten(-1, (-1, 2))
 
 
@@ -159,20 +147,12 @@ class LearnedTau(FrameTau):
     """The paper's τ: a network ℓ ↦ S^{n−1} trained with equation (4), ĉ from the phases of its output.
 
     Nothing forces a network to be equivariant; :func:`equipool.groups.testing.equivariance_error` measures
-    how far it is. ``network`` is any module from (N, n) to (N, n); the other parameters are those of
-    :class:`FrameTau` and :meth:`FrameTau.to_sphere`.
+    how far it is. ``network`` is any module from (N, n) to (N, n).
     """
 
-    def __init__(
-        self,
-        action: CovariateAction,
-        network: nn.Module,
-        planes: Sequence[int] | None = None,
-        *,
-        floor: float = 0.25,
-    ) -> None:
-        super().__init__(action, planes)
-        self.network, self.floor = network, floor
+    def __init__(self, action: CovariateAction, network: nn.Module) -> None:
+        super().__init__(action)
+        self.network = network
 
     @property
     def exact_everywhere(self) -> bool:
@@ -181,7 +161,7 @@ class LearnedTau(FrameTau):
 
     def vector(self, latent: Tensor) -> Tensor:
         """Return the network's point of the sphere: the paper's τ(ℓ)."""
-        return self.to_sphere(self.network(latent), floor=self.floor)
+        return self.to_sphere(self.network(latent))
 
     phase_vector = vector
 
@@ -189,12 +169,8 @@ class LearnedTau(FrameTau):
 class Phi(nn.Module):
     """Φ(ℓ) = τ(ℓ)·b(τ(ℓ)⁻¹ℓ): equivariant to the covariates for any b (Lemma 5, where it holds).
 
-    Parameters
-    ----------
-    tau, b
-        A :class:`FrameTau` (exact) or :class:`LearnedTau`, and any map from (N, n) to (N, m), trained or not.
-    out
-        The action on R^m; default: that of ``tau``, and m = n.
+    ``tau`` is a :class:`FrameTau` (exact) or :class:`LearnedTau`, and b any map from (N, n) to (N, m),
+    trained or not. ``out`` is the action on R^m; default: that of ``tau``, and m = n.
 
     Examples
     --------
@@ -214,21 +190,12 @@ class Phi(nn.Module):
                 f"out must act by the {tau.action.n_covariates} covariate(s) of tau. "
                 f"Got {out.n_covariates}; build it with n_covariates={tau.action.n_covariates}."
             )
-        self.tau, self.b = tau, b
-        self.out = tau.action if out is None else out
+        self.tau, self.b, self.out = tau, b, tau.action if out is None else out
 
     def forward(self, latent: Tensor) -> Tensor:
         """Return Φ(ℓ), shape (N, m)."""
         reference, c = self.tau.at_reference(latent)
         return self.out(c).apply(self.b(reference))
-
-
-def _lengthen(pairs: Tensor, length: Tensor, share: float, floor: float) -> Tensor:
-    """Give each plane the squared length floor² + (1 − share)·(its part of the norm), direction kept."""
-    radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
-    empty = radius == 0
-    direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
-    return direction * torch.sqrt(floor**2 + (1 - share) * (radius / length) ** 2)
 
 
 def _choose_planes(omega: Tensor) -> list[int]:
@@ -241,14 +208,10 @@ def _choose_planes(omega: Tensor) -> list[int]:
     for limit in (math.pi / 2, math.pi):
         rest = torch.where((sweep <= limit * (1 + 1e-9)).unsqueeze(-1), omega, 0)
         chosen: list[int] = []
-        for _ in range(omega.shape[1]):
-            norms = torch.linalg.vector_norm(rest, dim=1)
-            best = int(norms.argmax())
-            if norms[best] < 1e-6:
-                break
-            direction = rest[best] / norms[best]
+        while (norms := torch.linalg.vector_norm(rest, dim=1)).max() >= 1e-6 and len(chosen) < omega.shape[1]:
+            chosen.append(int(norms.argmax()))
+            direction = nn.functional.normalize(rest[chosen[-1]], dim=0)
             rest = rest - torch.outer(rest @ direction, direction)
-            chosen.append(best)
         if len(chosen) == omega.shape[1]:
             return chosen
     raise InputError(

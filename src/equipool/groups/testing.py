@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipool.groups.action import CovariateAction
 from equipool.groups.tau import FrameTau
@@ -23,8 +24,7 @@ def random_latents(
     have the length that :meth:`FrameTau.to_sphere` reserves.
     """
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n_samples, n, generator=generator, dtype=torch.float64)
-    x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    x = nn.functional.normalize(torch.randn(n_samples, n, generator=generator, dtype=torch.float64), dim=-1)
     if tau is None:
         return x
     x = tau.to_sphere(x)
@@ -41,29 +41,19 @@ def equivariance_error(
     inputs: Tensor | None = None,
     elements: Tensor | None = None,
     span: float = 1.0,
-    n_samples: int = 256,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> float:
     """Return the largest ‖f(ρ(t)x) − ρ(t)f(x)‖ / ‖f(x)‖ over a sample: 0 means equivariant.
 
-    Parameters
-    ----------
-    f
-        The map, from (N, n) to (N, m).
-    action, out
-        ρ on the inputs, and on the outputs (default: ``action``).
-    inputs
-        The x, (N, n); default: uniform on the sphere. Where τ is exact only as long as no phase wraps
-        around, pass :func:`random_latents` with that τ.
-    elements
-        The t, (N, K); default: uniform in [−span, span]. Their rotations are float64, so that the
-        measurement adds no error.
-    span, n_samples, dtype, seed
-        Of the sample; ``dtype`` is the one in which f is evaluated.
+    f maps (N, n) to (N, m); ρ is ``action`` on its inputs and ``out`` on its outputs (default: ``action``).
+    The ``inputs`` x, (N, n), are by default uniform on the sphere; where τ is exact only as long as no phase
+    wraps around, pass :func:`random_latents` with that τ. The ``elements`` t, (N, K), are by default uniform
+    in [−span, span]. f is evaluated in ``dtype``; rotations are float64, so that the measurement adds no
+    error.
     """
     out, device = out or action, action.frequencies.device
-    x = random_latents(n_samples, action.n, seed=seed) if inputs is None else inputs
+    x = random_latents(256, action.n, seed=seed) if inputs is None else inputs
     x = x.to(device=device, dtype=dtype)
     if elements is None:
         generator = torch.Generator().manual_seed(seed + 1)
@@ -83,11 +73,9 @@ def assert_equivariant(
     f: Callable[[Tensor], Tensor],
     action: CovariateAction,
     *,
-    out: CovariateAction | None = None,
-    inputs: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     atol: float | None = None,
-    seed: int = 0,
+    **sample: Any,
 ) -> None:
     """Raise an ``AssertionError`` unless f is equivariant to rounding.
 
@@ -95,7 +83,7 @@ def assert_equivariant(
     :func:`equivariance_error`.
     """
     atol = TOLERANCES.get(dtype, 1e-2) if atol is None else atol
-    error = equivariance_error(f, action, out=out, inputs=inputs, dtype=dtype, seed=seed)
+    error = equivariance_error(f, action, dtype=dtype, **sample)
     if not error <= atol:
         raise AssertionError(
             f"Not equivariant: the relative error is {error:.2e}, allowed is {atol:.0e} in {dtype}. "

@@ -24,8 +24,7 @@ def _declared(*dimensions: str, positive: bool = False) -> Any:
 class SplineBasis:
     """The covariates, and for those with many values a natural cubic spline, linear beyond the outer knots.
 
-    Columns are centred and scaled over participants; curved ones are orthogonal to their covariate's linear
-    one.
+    Columns are centred and scaled over participants; curved ones are orthogonal to the linear one.
     """
 
     # (K, 5), all equal where a covariate has too few values for a spline.
@@ -89,8 +88,6 @@ def fit_basis(c: FloatArray, weight: FloatArray) -> SplineBasis:
         apart = (np.diff(places) > 1e-6 * np.ptp(column)).all()
         knots[j] = places if apart and len(np.unique(column)) >= MIN_DISTINCT else places[2]
     columns = _columns(c, knots)
-    if not k:
-        return SplineBasis(knots, np.empty(0), np.empty(0), np.empty(0))
     mean = np.average(columns, axis=0, weights=weight)
     columns = columns - mean
     scale = np.sqrt(np.average(columns**2, axis=0, weights=weight))

@@ -10,13 +10,10 @@ from equipool.nn.losses import (
     prediction_loss,
     reconstruction_loss,
 )
-from equipool.nn.networks import Components, EncoderKind, adversary_network, coders, mlp
-from equipool.nn.training import History, site_batches, train
+from equipool.nn.networks import adversary_network, coders, mlp
+from equipool.nn.training import site_batches, train
 
 __all__ = [
-    "Components",
-    "EncoderKind",
-    "History",
     "adversary_network",
     "coders",
     "correlation_loss",

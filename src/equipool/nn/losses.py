@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equipool import distributed
 from equipool.exceptions import InputError
-from equipool.groups import CovariateAction
+from equipool.groups import CovariateAction, PlaneRotation
 
 Reduction = Literal["sum", "mean"]
 
@@ -27,16 +27,8 @@ def equivariance_loss(
     form takes N² matrix exponentials. (The paper writes expm((i − j)·1_m) and leaves the sign of its basis of
     so(n) open; ours is the one for which G(i, j) is the transport Γ from c_i to c_j.)
 
-    Parameters
-    ----------
-    tau
-        The vectors τ(ℓ_i), shape (N, n), in the coordinates of ``action``.
-    c
-        The covariates, (N, K), or (N,) for one.
-    action
-        The covariates' action ρ.
-    reduction
-        ``"sum"`` over the pairs as in the paper, or their ``"mean"``, whose scale does not depend on N.
+    The vectors ``tau``, τ(ℓ_i), (N, n), are in the coordinates of ``action``, ρ; covariates c are (N, K), or
+    (N,) for one. The pairs are added up as in the paper (``"sum"``), or averaged, so that N does not matter.
 
     Examples
     --------
@@ -47,9 +39,9 @@ def equivariance_loss(
     >>> equivariance_loss(tau, age, rho).item() < 1e-9
     True
     """
-    c = _check_rows(tau, c, action, reduction)
+    c, divisor = _checked(tau, c, action, reduction)
     u = action(-c).apply(tau)
-    return (u - u.mean(dim=0)).square().sum() * (2 * len(tau) / _n_pairs(len(tau), reduction))
+    return (u - u.mean(dim=0)).square().sum() * (2 * len(tau) / divisor)
 
 
 def equivariance_loss_cayley(
@@ -57,22 +49,21 @@ def equivariance_loss_cayley(
 ) -> Tensor:
     """Equation (4) with the paper's Cayley map in place of expm: G(i, j) = cay(Σ_k (c_j − c_i)_k A_k).
 
-    In its planes the Cayley map of tA is the turn by −2·arctan(tω). That is not a homomorphism: G(i, j) does
-    not split into a part of i and a part of j, the pairs do not collapse, and the cost stays O(N² n) in time.
-    Memory is bounded by ``block`` rows against all others, also in the backward pass. The two terms of (4)
-    are still equal, since G is orthogonal. Arguments as for :func:`equivariance_loss`.
+    In its planes the Cayley map of tA is the turn by −2·arctan(tω), which is not a homomorphism: the pairs do
+    not collapse, and the cost stays O(N² n) in time. Memory is bounded by ``block`` rows against all others,
+    also in the backward pass. The other arguments are those of :func:`equivariance_loss`.
     """
-    c = _check_rows(tau, c, action, reduction)
+    c, divisor = _checked(tau, c, action, reduction)
     vectors = tau if action.basis is None else tau @ action.basis.to(tau.dtype)
-    angles = action.angles(c).to(tau.dtype)  # Ω c, used as a rate: the turn is −2·arctan of differences
-    total = tau.new_zeros(())
-    for start in range(0, len(tau), block):
-        rows = slice(start, start + block)
-        total = total + checkpoint(
-            _cayley_block, vectors[rows], angles[rows], vectors, angles, use_reentrant=False
-        )
-    # Each unordered pair was met twice, once for each of the two equal terms; i = j adds nothing.
-    return total / _n_pairs(len(tau), reduction)
+    rate = action.angles(c)  # Ω c
+
+    def of_block(rows: slice) -> Tensor:
+        turns = -2 * torch.atan(rate - rate[rows].unsqueeze(1))
+        return (PlaneRotation(turns, action.n).apply(vectors[rows].unsqueeze(1)) - vectors).square().sum()
+
+    blocks = [slice(start, start + block) for start in range(0, len(tau), block)]
+    # Each unordered pair is met twice, once for each of the two equal terms; i = j adds nothing.
+    return torch.stack([checkpoint(of_block, rows, use_reentrant=False) for rows in blocks]).sum() / divisor
 
 
 def reconstruction_loss(x: Tensor, reconstructed: Tensor) -> Tensor:
@@ -115,19 +106,19 @@ def mmd(z: Tensor, site: Tensor, *, scales: tuple[float, ...] = (0.25, 0.5, 1.0,
     ‖μ_s − μ_t‖²_H as a V-statistic with a sum of Gaussian kernels exp(−d²/(a·m)), m the median squared
     distance in the batch (no gradient goes through it) and a the ``scales``. O(N²) in the batch.
     """
-    pairs = distributed.Pairs(len(z))
-    rows = pairs.split(z)
-    squared = torch.cdist(rows[pairs.local_rows], rows).square()
-    median = pairs.median(squared.detach())
+    rows = distributed.paired_rows(len(z))
+    squared = torch.cdist(z[rows], z).square()
+    every = squared.detach() if rows == slice(None) else torch.cdist(z.detach(), z.detach()).square()
+    median = every.median()
     if median == 0:
         # Two rows, or many with the same code: the median of the positive distances.
-        median = pairs.median(squared.detach()[squared.detach() > 0])
+        positive = every[every > 0]
+        median = positive.median() if len(positive) else torch.ones_like(median)
     kernel = torch.stack([torch.exp(-squared / (a * median)) for a in scales]).mean(dim=0)
     membership = nn.functional.one_hot(torch.unique(site, return_inverse=True)[1]).to(z.dtype)
     mean = membership / membership.sum(dim=0)
-    gram = pairs.sum(
-        mean[pairs.local_rows].mT @ kernel @ mean
-    )  # inner products of the sites' mean embeddings
+    gram = mean[rows].mT @ kernel @ mean  # inner products of the sites' mean embeddings
+    gram = gram if rows == slice(None) else distributed.total(gram)
     count = len(gram)
     if count < 2:
         return z.sum() * 0
@@ -140,51 +131,28 @@ def grouped_mmd(z: Tensor, site: Tensor, group: Tensor) -> Tensor:
 
     Groups with rows of a single site are dropped.
     """
-    terms = []
-    for g in torch.unique(group):
-        inside = group == g
-        if len(torch.unique(site[inside])) > 1:
-            terms.append(mmd(z[inside], site[inside]))
+    groups = [group == g for g in torch.unique(group)]
+    terms = [mmd(z[rows], site[rows]) for rows in groups if len(torch.unique(site[rows])) > 1]
     return torch.stack(terms).mean() if terms else z.sum() * 0
 
 
 def match_loss(z: Tensor, partner: Tensor) -> Tensor:
     """RM, RandMatch (Motiian et al.): ‖z_i − z_j‖² for random matches across sites; partner −1 means none."""
     matched = partner >= 0
-    if not matched.any():
-        return z.sum() * 0
-    return (z[matched] - z[partner[matched]]).square().sum(dim=-1).mean()
+    return (z[matched] - z[partner[matched]]).square().sum() / matched.sum().clamp_min(1)
 
 
-def _cayley_block(a: Tensor, rate_a: Tensor, b: Tensor, rate_b: Tensor) -> Tensor:
-    """Sum ‖G(i, j)τ_i − τ_j‖² over rows i of a and all rows j of b, in plane coordinates."""
-    planes = rate_a.shape[-1]
-    rate = rate_b.unsqueeze(0) - rate_a.unsqueeze(1)  # (rows, N, planes)
-    scale = 1 / (1 + rate.square())
-    cos, sin = (1 - rate.square()) * scale, -2 * rate * scale
-    a1, a2 = (a[:, None, k : 2 * planes : 2] for k in (0, 1))
-    b1, b2 = (b[None, :, k : 2 * planes : 2] for k in (0, 1))
-    total = ((cos * a1 - sin * a2 - b1).square() + (sin * a1 + cos * a2 - b2).square()).sum()
-    if a.shape[-1] > 2 * planes:
-        total = total + (a[:, None, -1] - b[None, :, -1]).square().sum()
-    return total
-
-
-def _n_pairs(rows: int, reduction: Reduction) -> float:
-    """Return what the sum over pairs is divided by; a single row has no pairs and no loss."""
-    return 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
-
-
-def _check_rows(tau: Tensor, c: Any, action: CovariateAction, reduction: str) -> Tensor:
-    """Refuse shapes that would broadcast silently; return c as (N, K)."""
+def _checked(tau: Tensor, c: Any, action: CovariateAction, reduction: Reduction) -> tuple[Tensor, float]:
+    """Refuse shapes that would broadcast silently; return c as (N, K), and what the sum is divided by."""
     if tau.dim() != 2:
         raise InputError(f"tau must have shape (N, n). Got {tuple(tau.shape)}.")
     if reduction not in ("sum", "mean"):
         raise InputError(f"reduction must be 'sum' or 'mean'. Got {reduction!r}.")
-    c = action.covariates(c)
-    if c.shape != (len(tau), action.n_covariates):
+    c, rows = action.covariates(c), len(tau)
+    if c.shape != (rows, action.n_covariates):
         raise InputError(
-            f"c must have one row for each of the {len(tau)} rows of tau, shape "
-            f"({len(tau)}, {action.n_covariates}). Got {tuple(c.shape)}."
+            f"c must have one row for each of the {rows} rows of tau, shape "
+            f"({rows}, {action.n_covariates}). Got {tuple(c.shape)}."
         )
-    return c
+    # A single row has no pairs and no loss.
+    return c, 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from equipool.data.bids import as_label, find_images, format_name, image_path, parse_name, write_description
@@ -22,8 +20,16 @@ from equipool.data.tables import write_table
 from equipool.exceptions import EquipoolError, InputError, first_line
 from equipool.files import file_sha256, read_json, write_json, write_whole
 from equipool.parallel import fan_out
-from equipool.preprocess.heads import SPACE, Brain, Steps, preprocess_head, read_head, require_extra, template
-from equipool.preprocess.mosaic import mosaic
+from equipool.preprocess.heads import (
+    SPACE,
+    Brain,
+    Steps,
+    mosaic,
+    preprocess_head,
+    read_head,
+    require_extra,
+    template,
+)
 from equipool.progress import Progress, duration, say
 
 CHAIN = 1  # raise it when the same settings give other volumes
@@ -59,61 +65,44 @@ class Head:
             "facts": brain.with_name(f"{stem}.json"),
         }
 
+    @property
+    def settings_hash(self) -> str:
+        """The hash of the steps."""
+        return hashlib.sha256(json.dumps({"chain": CHAIN, **asdict(self.steps)}).encode()).hexdigest()
+
     def read_facts(self) -> dict[str, Any] | None:
         """Return the facts if this head was done with these steps from an identical file."""
         facts = read_json(self.files["facts"])
-        try:
-            key = {"settings_hash": _settings_hash(self.steps), "input_hash": _file_hash(self.source)}
-            same = all(facts[name] == value for name, value in key.items())
-        except (InputError, KeyError, TypeError):
-            return None
-        return facts if same and all(path.is_file() for path in self.files.values()) else None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result for a folder: facts and pictures by head, and the reason of each failure."""
-
-    facts: dict[str, dict[str, Any]]
-    pictures: dict[str, Path]
-    failed: dict[str, str]
+        with suppress(OSError, KeyError, TypeError):
+            same = facts["settings_hash"] == self.settings_hash
+            if same and facts["input_hash"] == file_sha256(self.source):
+                return facts if all(path.is_file() for path in self.files.values()) else None
+        return None
 
 
 def preprocess_folder(
-    folder: str | Path,
-    out: str | Path,
-    steps: Steps | None = None,
+    folder: Path,
+    out: Path,
+    steps: Steps,
     *,
     participants: pd.DataFrame | None = None,
     jobs: int | None = None,
     fresh: bool = False,
     **entities: Any,
-) -> Outcome:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Path], dict[str, str]]:
     """Preprocess the T1-weighted images of a BIDS folder into a BIDS derivative.
 
-    Parameters
-    ----------
-    folder, out
-        The BIDS folder to read and the one to write.
-    steps
-        Default: all, at 2 mm.
-    participants
-        The table of :func:`~equipool.data.presets.read_adni` or :func:`~equipool.data.presets.read_adcp`,
-        where the folder is not in BIDS. It is written beside the brains: as ``participants.tsv``, or where
-        participants have several visits, as ``people.tsv`` with the paths.
-    jobs
-        Heads at a time, each on one thread; default: one for each core, or for each worker of a cluster
-        (:func:`equipool.parallel.cluster`), all of which need the same paths of both folders.
-    fresh
-        Do heads again that were done with the same steps from the same files.
-    **entities
-        A selection of images, as in :func:`equipool.data.bids.find_images`.
+    Returns facts and pictures by head, and the reason of each failure. ``participants`` is the table of
+    :func:`~equipool.data.presets.read_adni` or ``read_adcp``, where the folder is not in BIDS; it is written
+    beside the brains: as ``participants.tsv``, or where participants have several visits, as ``people.tsv``
+    with the paths. Heads are done on one thread each, ``jobs`` at a time (:func:`equipool.parallel.fan_out`;
+    workers of a cluster need the same paths of both folders). With ``fresh``, heads are done again that were
+    done with the same steps from the same files. ``entities`` select images, as in
+    :func:`equipool.data.bids.find_images`.
     """
-    steps = steps or Steps()
     require_extra(steps)
     if jobs is not None and jobs < 1:
         raise InputError(f"jobs must be at least 1; got {jobs}.")
-    folder, out = Path(folder), Path(out)
     heads = find_heads(folder, out, steps, participants=participants, **entities)
     facts = {head.name: earlier for head in heads if not fresh and (earlier := head.read_facts())}
     todo = [head for head in heads if head.name not in facts]
@@ -122,21 +111,24 @@ def preprocess_folder(
     _describe(folder, out, heads, participants)
     failed: dict[str, str] = {}
     progress = Progress("Heads", len(todo))
-    with _swept(heads):
+    try:
         results = fan_out(preprocess_one, ((head,) for head in todo), jobs=jobs)
         for done, (head, result) in enumerate(results, start=1):
             if isinstance(result, str):
-                failed[head.name] = result
+                failed[head.name], text = result, f"FAILED: {result}"
             else:
                 facts[head.name] = result
+                correlation, seconds = result["quality"]["correlation"], result["seconds"]["all"]
+                text = f"correlation with the template {correlation:.2f}, {seconds:.0f} s"
             remaining = duration(progress.remaining(done))
-            say(f"[{done}/{len(todo)}] {head.name}: {_summary(result)}; about {remaining} left")
-    complete = [head for head in heads if head.name in facts]
-    return Outcome(
-        {head.name: facts[head.name] for head in complete},
-        {head.name: head.files["picture"] for head in complete},
-        dict(sorted(failed.items())),
-    )
+            say(f"[{done}/{len(todo)}] {head.name}: {text}; about {remaining} left")
+    finally:
+        for partial in out.glob("sub-*/**/.sub-*"):  # of workers that were stopped while writing
+            with suppress(OSError):
+                partial.unlink()
+    complete = {head.name: head for head in heads if head.name in facts}
+    pictures = {name: head.files["picture"] for name, head in complete.items()}
+    return {name: facts[name] for name in complete}, pictures, dict(sorted(failed.items()))
 
 
 def find_heads(
@@ -164,52 +156,48 @@ def find_heads(
     return list(by_name.values())
 
 
-def _entities_of_table(participants: pd.DataFrame) -> list[dict[str, str]]:
+def _entities_of_table(participants: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return BIDS entities of heads; visits are labelled by the first column that is unique, or numbered."""
-    labels = participants["participant_id"].map(as_label)
-    if labels.is_unique:
-        return [{"sub": label} for label in labels]
-    visits = participants.groupby(labels.to_numpy()).cumcount().add(1).astype(str)
-    for column in ("visit", "image_id"):
-        if column in participants:
-            names = participants[column].map(as_label)
-            if not pd.concat([labels, names], axis=1).duplicated().any() and (names != "").all():
-                visits = names
-                break
-    return [{"sub": label, "ses": visit} for label, visit in zip(labels, visits, strict=True)]
+    table = pd.DataFrame({"sub": participants["participant_id"].map(as_label)})
+    if table["sub"].is_unique:
+        return table.to_dict("records")
+    for column in [name for name in ("visit", "image_id") if name in participants]:
+        table["ses"] = participants[column].map(as_label)
+        if not table.duplicated().any() and (table["ses"] != "").all():
+            return table.to_dict("records")
+    table["ses"] = table.groupby("sub").cumcount().add(1).astype(str)
+    return table.to_dict("records")
 
 
 def preprocess_one(head: Head) -> tuple[Head, dict[str, Any] | str]:
     """Preprocess one head and write it; return its facts, or the reason of its failure."""
     try:
         start = time.perf_counter()
-        input_hash = _file_hash(head.source)
-        brain = preprocess_head(*read_head(head.source), head.steps)
+        image = read_head(head.source)
+        input_hash = file_sha256(head.source)
+        brain = preprocess_head(*image, head.steps)
         _write(head, brain)
+        versions = dict.fromkeys(PACKAGES, "not installed")
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
         facts = {
             "Sources": [head.source.name],
             "SpatialReference": SPACE,
             "SkullStripped": True,
             "Resolution": f"{head.steps.resolution:g} mm",
             "settings": asdict(head.steps),
-            "settings_hash": _settings_hash(head.steps),
+            "settings_hash": head.settings_hash,
             "input_hash": input_hash,
             "quality": {name: round(value, 5) for name, value in brain.quality.items()},
             "seconds": {**brain.seconds, "all": round(time.perf_counter() - start, 3)},
-            "versions": _versions(),
+            "versions": versions,
         }
         write_json(head.files["facts"], facts)
         return head, facts
-    except EquipoolError as error:
-        return head, str(error)
     except Exception as error:  # a library's failure on one image must not stop the others
-        return head, f"{type(error).__name__}: {first_line(error)}"
-
-
-def seconds_per_head(facts: Iterable[dict[str, Any]]) -> float:
-    """Return the median time of heads done before, by default :data:`USUAL_SECONDS`."""
-    seconds = [one["seconds"]["all"] for one in facts]
-    return float(np.median(seconds)) if seconds else USUAL_SECONDS
+        known = isinstance(error, EquipoolError)
+        return head, str(error) if known else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _write(head: Head, brain: Brain) -> None:
@@ -239,41 +227,3 @@ def _describe(folder: Path, out: Path, heads: list[Head], participants: pd.DataF
     if visits:
         listed.insert(1, "path", [str(head.files["brain"].relative_to(head.out)) for head in heads])
     write_table(out / ("people.tsv" if visits else "participants.tsv"), listed, missing="n/a")
-
-
-@contextmanager
-def _swept(heads: list[Head]) -> Iterator[None]:
-    """Delete the temporary files of workers that were stopped while writing."""
-    try:
-        yield
-    finally:
-        for folder in {path.parent for head in heads for path in head.files.values()}:
-            for partial in folder.glob(".sub-*"):
-                with suppress(OSError):
-                    partial.unlink()
-
-
-def _settings_hash(steps: Steps) -> str:
-    return hashlib.sha256(json.dumps({"chain": CHAIN, **asdict(steps)}).encode()).hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _versions() -> dict[str, str]:
-    versions = dict.fromkeys(PACKAGES, "not installed")
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
-
-
-def _summary(result: dict[str, Any] | str) -> str:
-    if isinstance(result, str):
-        return f"FAILED: {result}"
-    correlation, seconds = result["quality"]["correlation"], result["seconds"]["all"]
-    return f"correlation with the template {correlation:.2f}, {seconds:.0f} s"

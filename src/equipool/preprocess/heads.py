@@ -24,6 +24,7 @@ import nibabel
 import numpy as np
 import numpy.typing as npt
 from nibabel.affines import voxel_sizes
+from PIL import Image
 from scipy import ndimage
 
 from equipool.data.nifti import mni_grid
@@ -38,6 +39,9 @@ SKIPPABLE = ("n4", "register", "normalize")
 FWHM = float(np.sqrt(8 * np.log(2)))  # full width at half maximum of a Gaussian of SD 1
 N4_ITERATIONS = [10, 10, 20]  # by level; more gain little, and a fourth level removes anatomy with the bias
 MARGIN_MM = 24.0  # around the box, in which registration searches for the head
+PLANES = ((2, -18.0), (2, 8.0), (2, 40.0), (1, -22.0), (1, 18.0), (0, 4.0))  # of pictures: axis, mm in MNI
+HEIGHT = 150  # pixels of a slice
+BRAIN, TEMPLATE = (230, 159, 0), (86, 180, 233)  # orange and sky blue, of the Okabe–Ito palette
 GAP_MM = 8.0  # half the width of the ventricles and sulci that are closed in an extracted brain
 
 
@@ -45,20 +49,13 @@ GAP_MM = 8.0  # half the width of the ventricles and sulci that are closed in an
 class Steps:
     """What is done to a head.
 
-    Parameters
-    ----------
-    resolution
-        Voxel size of the result in mm; 2 gives 91×109×91 voxels, 4 gives 46×55×46.
-    skip
-        Steps to leave out: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
-        ``"normalize"`` (intensities stay in the scanner's units).
-    brain_extracted
-        Whether the image shows the brain alone; its mask is then that of :func:`extracted_mask`.
+    ``skip`` leaves out steps: ``"n4"`` (bias field), ``"register"`` (the image is in MNI space already),
+    ``"normalize"`` (intensities stay in the scanner's units).
     """
 
-    resolution: float = 2.0
+    resolution: float = 2.0  # voxel size of the result in mm; 2 gives 91×109×91 voxels, 4 gives 46×55×46
     skip: tuple[str, ...] = ()
-    brain_extracted: bool = False
+    brain_extracted: bool = False  # the image shows the brain alone; its mask is that of extracted_mask
 
     def __post_init__(self) -> None:
         unknown = [step for step in self.skip if step not in SKIPPABLE]
@@ -85,10 +82,12 @@ class Brain:
 
 def require_extra(steps: Steps) -> None:
     """Raise :class:`MissingExtraError` when a library that these steps need is not installed."""
-    needed = set() if steps.brain_extracted else {"deepbet"}
-    needed |= set() if "n4" in steps.skip else {"SimpleITK"}
-    needed |= set() if "register" in steps.skip else {"SimpleITK", "picsl_greedy"}
-    missing = sorted(name for name in needed if find_spec(name) is None)
+    needed = {
+        "SimpleITK": not {"n4", "register"} <= set(steps.skip),
+        "deepbet": not steps.brain_extracted,
+        "picsl_greedy": "register" not in steps.skip,
+    }
+    missing = [name for name in needed if needed[name] and find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"Preprocessing needs {' and '.join(missing)}: pip install 'equipool[preprocess]'."
@@ -117,8 +116,15 @@ def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) ->
         peak = white_matter_peak(brain, inside, template(steps.resolution).white_matter)
         brain, head = brain / peak, head / peak
     times.append(time.perf_counter())
-    quality = _quality(brain, inside, to_head, steps.resolution)
-    quality["volume_ml"] = float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000)
+    # Agreement with the template and scaling of the affine, to find failed heads.
+    mni, stretches = template(steps.resolution), np.linalg.svd(to_head[:3, :3], compute_uv=False)
+    quality = {
+        "correlation": float(np.corrcoef(brain[mni.mask], mni.t1[mni.mask])[0, 1]),
+        "dice": float(2 * (inside & mni.mask).sum() / (inside.sum() + mni.mask.sum())),
+        "scale": float(np.prod(stretches) ** (1 / 3)),
+        "stretch": float(stretches[0] / stretches[-1]),
+        "volume_ml": float(mask.sum() * abs(np.linalg.det(affine[:3, :3])) / 1000),
+    }
     seconds = dict(zip(STEPS, np.diff(times).round(3).tolist(), strict=True))
     return Brain(brain.astype(np.float32), inside, head, grid, to_head, quality, seconds)
 
@@ -317,16 +323,27 @@ def template(resolution: float) -> Template:
     return Template(t1, mask > 0.5, white)
 
 
-def _quality(brain: Array, mask: Array, to_head: Array, resolution: float) -> dict[str, float]:
-    """Return the agreement with the template and the scaling of the affine, to find failed heads."""
-    mni = template(resolution)
-    stretches = np.linalg.svd(to_head[:3, :3], compute_uv=False)
-    return {
-        "correlation": float(np.corrcoef(brain[mni.mask], mni.t1[mni.mask])[0, 1]),
-        "dice": float(2 * (mask & mni.mask).sum() / (mask.sum() + mni.mask.sum())),
-        "scale": float(np.prod(stretches) ** (1 / 3)),
-        "stretch": float(stretches[0] / stretches[-1]),
-    }
+def mosaic(head: Array, mask: Array, template: Array, grid: Array) -> bytes:
+    """Return a JPEG of six slices in MNI space in a row, with outlines of two masks.
+
+    Given the head, its brain mask, the template's brain mask, and the voxel-to-mm matrix of their RAS grid.
+    Left is left, up is superior or anterior.
+    """
+    top, tiles = np.percentile(head[mask], 99.5) if mask.any() else head.max(), []
+    for axis, mm in PLANES:
+        at = int(np.clip(round((mm - grid[axis, 3]) / grid[axis, axis]), 0, head.shape[axis] - 1))
+        planes = [np.take(volume, at, axis).T[::-1] for volume in (head / (top or 1), template, mask)]
+        size = round(planes[0].shape[1] * HEIGHT / planes[0].shape[0]), HEIGHT
+        images = [Image.fromarray(plane.astype(np.float32)) for plane in planes]
+        grey, *masks = (np.asarray(image.resize(size, Image.Resampling.BILINEAR)) for image in images)
+        tile = np.repeat((np.clip(grey, 0, 1) * 255).astype(np.uint8)[..., None], 3, axis=2)
+        for share, colour in zip(masks, (TEMPLATE, BRAIN), strict=True):
+            tile[(share > 0.5) & ~ndimage.binary_erosion(share > 0.5, border_value=1)] = colour
+        tiles.append(tile)
+    picture = io.BytesIO()
+    # subsampling=0: colours at full resolution, or the thin outlines would fade.
+    Image.fromarray(np.concatenate(tiles, axis=1)).save(picture, format="JPEG", quality=80, subsampling=0)
+    return picture.getvalue()
 
 
 def _box(mask: Array, margin: int) -> tuple[slice, ...]:

@@ -88,7 +88,11 @@ def simulate_table(
         raise InputError(f"The seed must not be negative. Got {random_state}.")
     rng = np.random.default_rng(random_state)
     site = np.repeat(np.arange(len(sites)), people)
-    age = _ages(rng, site, len(sites), overlap, ages)
+    # Each site's window of ages: adjacent at overlap 0, the whole range at overlap 1.
+    edges = np.linspace(*ages, len(sites) + 1)
+    start = edges[:-1] - overlap * (edges[:-1] - ages[0])
+    stop = edges[1:] + overlap * (ages[1] - edges[1:])
+    age = start[site] + (stop - start)[site] * rng.beta(2.0, 2.0, len(site))
     sick = rng.random(len(site)) < patients
     mean = rng.uniform(3.0, 12.0, features)
     years = (age - ages[0]) / (ages[1] - ages[0])
@@ -97,7 +101,11 @@ def simulate_table(
     shift = 0.12 * mean * rng.standard_normal((len(sites), features))
     scale = np.exp(0.2 * rng.standard_normal((len(sites), features)))
     deviations = _mixed_and_warped(rng, clean - mean, site, mixing, bending)
-    coupled = _coupled(np.random.default_rng((random_state, 2)), factors, site, shift.shape)
+    # Effects of sites by latent factors: parabolas, steps and products, weighted by site.
+    first, second = factors[:, 0], factors[:, 1]
+    curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
+    weights = np.random.default_rng((random_state, 2)).standard_normal((len(sites), 3, features)) / np.sqrt(3)
+    coupled = np.einsum("nk,nkp->np", curves, weights[site])
     deviations += joint * coupled * (clean - mean).std(axis=0)
     names = [REGIONS[k] if k < len(REGIONS) else f"region_{k + 1}" for k in range(features)]
     pool = PooledDataset.from_arrays(
@@ -113,17 +121,6 @@ def simulate_table(
     return SimulatedTable(replace(pool, target_name="dx"), clean, shift[order], scale[order], affected)
 
 
-def _ages(
-    rng: np.random.Generator, site: NDArray[np.intp], n_sites: int, overlap: float, ages: tuple[float, float]
-) -> FloatArray:
-    """Draw ages in each site's window: adjacent at overlap 0, the whole range at overlap 1."""
-    low, high = ages
-    edges = np.linspace(low, high, n_sites + 1)
-    start = edges[:-1] - overlap * (edges[:-1] - low)
-    stop = edges[1:] + overlap * (high - edges[1:])
-    return start[site] + (stop - start)[site] * rng.beta(2.0, 2.0, len(site))
-
-
 def _anatomy(
     rng: np.random.Generator, years: FloatArray, effect: FloatArray, features: int, noise: float
 ) -> tuple[FloatArray, NDArray[np.bool_], FloatArray]:
@@ -137,26 +134,12 @@ def _anatomy(
     return deviation + noise * rng.standard_normal(deviation.shape), affected, factors
 
 
-def _coupled(
-    rng: np.random.Generator, factors: FloatArray, site: NDArray[np.intp], shape: tuple[int, ...]
-) -> FloatArray:
-    """Return effects of sites and latent factors: parabolas, steps and products, weighted by site."""
-    first, second = factors[:, 0], factors[:, 1]
-    curves = np.column_stack([(first**2 - 1) / np.sqrt(2), np.tanh(2 * second), first * second])
-    weights = rng.standard_normal((shape[0], 3, shape[1])) / np.sqrt(3)
-    return np.einsum("nk,nkp->np", curves, weights[site])
-
-
 def _mixed_and_warped(
     rng: np.random.Generator, deviations: FloatArray, site: NDArray[np.intp], mixing: float, bending: float
 ) -> FloatArray:
     """Return deviations after each site's linear map and monotone warp."""
-    result = deviations.copy()
-    if not mixing and not bending:
-        return result
-    spread = deviations.std(axis=0)
-    width = len(spread)
-    for s in np.unique(site):
+    result, spread, width = deviations.copy(), deviations.std(axis=0), deviations.shape[1]
+    for s in np.unique(site) if mixing or bending else ():
         mixer = np.eye(width) + mixing * rng.standard_normal((width, width)) / np.sqrt(width)
         part = deviations[site == s] / spread @ mixer
         # A quadratic whose slope stays positive within 2 standard deviations.

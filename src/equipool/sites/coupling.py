@@ -96,8 +96,7 @@ class Coupling(SiteEffect):
         angle = np.clip((covariates - self.middle) / self.reach, -1, 1) * (np.pi / 2)
         planes = np.hstack([np.cos(angle), np.sin(angle)]) if k else np.ones((len(residuals), 1))
         point = np.hstack([planes / np.sqrt(max(k, 1)), residuals @ self.scores / 2])
-        result: FloatArray = point / np.linalg.norm(point, axis=1, keepdims=True)
-        return result
+        return point / np.linalg.norm(point, axis=1, keepdims=True)
 
     def _part(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return a f_s(ℓ), (rows, features)."""
@@ -114,10 +113,8 @@ class Coupling(SiteEffect):
         """Return the hidden units less those of the mean participant of the same age, (rows, hidden)."""
         units = np.empty((len(residuals), len(self.bias)))
         for part in pieces(*units.shape):  # larger than a table of few features
-            points = (
-                self.latent(one[part], covariates[part]) for one in (residuals, np.zeros_like(residuals))
-            )
-            here, mean = (np.tanh(one @ self.weights + self.bias) for one in points)
+            c, e = covariates[part], residuals[part]
+            here, mean = (np.tanh(self.latent(one, c) @ self.weights + self.bias) for one in (e, 0 * e))
             units[part] = here - mean
         return units
 

@@ -62,7 +62,7 @@ class Covariance(SiteEffect):
         chosen, k = _chosen_shrinkages(residuals, design, shrinkage)
         if not np.isfinite(k):
             return identity
-        n = _freedom(design)
+        n = np.maximum(design.n_participants - 1, 0.0)
         whiten, colour = _Pool.of(residuals, design).roots(chosen)
         white = residuals @ whiten
         sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
@@ -83,8 +83,7 @@ class Covariance(SiteEffect):
         """Return − ½ log |A_s|."""
         length = np.diff(self.start)
         along = np.add.reduceat(np.append(np.log(self.values), 0.0), self.start[:-1]) * (length > 0)
-        total: FloatArray = -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
-        return total
+        return -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
@@ -108,8 +107,6 @@ class Covariance(SiteEffect):
 
     def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
         """Multiply winsorised residuals by A_s to a power."""
-        if self.is_identity:
-            return rows
         residuals, result = winsorised(rows - at.predicted, self.deviation), rows.copy()
         if np.isnan(residuals).any():
             residuals = completed(residuals, self.precision)
@@ -132,7 +129,8 @@ class _Pool:
 
     @classmethod
     def of(cls, residuals: FloatArray, design: Design) -> Self:
-        covariance = gram(residuals, design.weight) / max(_freedom(design).sum(), 1.0)
+        freedom = np.maximum(design.n_participants - 1, 0.0).sum()
+        covariance = gram(residuals, design.weight) / max(freedom, 1.0)
         deviation = np.sqrt(np.maximum(np.diag(covariance), TINY))
         values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
         share = POOLED_SHRINKAGES[:, None]
@@ -147,8 +145,7 @@ class _Pool:
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the log-likelihood of residuals up to a constant, (shares,)."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
-        result: FloatArray = -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
-        return result
+        return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -162,11 +159,6 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     kept = squares > TINY * squares.max(initial=TINY)
     squares, vectors = squares[kept], vectors[:, kept]
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
-
-
-def _freedom(design: Design) -> FloatArray:
-    """Return the degrees of freedom of each site's residuals, (sites,)."""
-    return np.maximum(design.n_participants - 1, 0.0)
 
 
 def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float]:
@@ -186,7 +178,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         return chosen, np.inf if k is None else float(k)
     for fold, pool in zip(design.folds(), pools, strict=True):
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        (whiten, _), n = pool.roots(chosen), _freedom(fitted)
+        (whiten, _), n = pool.roots(chosen), np.maximum(fitted.n_participants - 1, 0.0)
         for s in np.unique(judged.site):
             of_site, held = fitted.site == s, judged.site == s
             directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])

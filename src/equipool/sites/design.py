@@ -90,8 +90,7 @@ def site_sums(values: FloatArray, site: IntArray, n_sites: int, weight: FloatArr
     from scipy.sparse import csc_array
 
     members: Any = csc_array((weight, site, np.arange(len(site) + 1)), shape=(n_sites, len(site)))
-    result: FloatArray = members @ values
-    return result
+    return members @ values
 
 
 def gram(a: FloatArray, weight: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the inner
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -151,7 +151,7 @@ class Composition:
         return next(effect for effect in self.effects if effect.name == name)
 
     @property
-    def active(self) -> Sequence[SiteEffect]:
+    def active(self) -> list[SiteEffect]:
         """Effects that do something."""
         return [effect for effect in self.effects if not effect.is_identity]
 

@@ -149,8 +149,7 @@ def newton(
 
 def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the heights at v (rows, p) of curves (p, m)."""
-    heights: FloatArray = (curve[:, None] @ _integrals(v))[:, 0].T
-    return heights
+    return (curve[:, None] @ _integrals(v))[:, 0].T
 
 
 def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:

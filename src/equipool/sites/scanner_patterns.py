@@ -197,8 +197,7 @@ class ScannersAndPeople:
     def _unexplained(self, shift: FloatArray) -> FloatArray:
         """Return P (d − A b), (sites, K)."""
         seen = products(shift, self.people.patterns)
-        result: FloatArray = seen - self._right(shift, seen) @ self._inverse @ self._along
-        return result
+        return seen - self._right(shift, seen) @ self._inverse @ self._along
 
 
 def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> FloatArray:

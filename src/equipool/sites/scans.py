@@ -75,9 +75,6 @@ class ScanContext(Context):
     template: FloatArray  # (voxels,), the mean volume that gains are estimated by
 
 
-# -- gain --------------------------------------------------------------------------------------------------
-
-
 def gains(rows: NDArray[np.floating], template: FloatArray) -> FloatArray:
     r"""Return each scan's gain: its median ratio to the template over the brightest part of the brain.
 
@@ -131,9 +128,6 @@ def mean_volume(volumes: Volumes) -> tuple[FloatArray, float, bool]:
     return mean, float(np.exp(logs[0] / len(volumes))), bool((measured == len(volumes)).all())
 
 
-# -- passes ------------------------------------------------------------------------------------------------
-
-
 def blocks(volumes: Volumes) -> Iterator[tuple[slice, FloatArray]]:
     """Yield this process's blocks of volumes and which rows they are."""
     for start in distributed.turns(range(0, len(volumes), BLOCK)):
@@ -141,12 +135,10 @@ def blocks(volumes: Volumes) -> Iterator[tuple[slice, FloatArray]]:
         yield slice(start, start + len(rows)), rows
 
 
-def rows_of_some(
-    parts: Iterator[tuple[slice, FloatArray]], n_rows: int, n_voxels: int
-) -> NDArray[np.float32]:
+def rows_of_some(parts: Iterator[tuple[slice, FloatArray]], n: int, voxels: int) -> NDArray[np.float32]:
     """Return rows drawn at random, the same in all processes, so that memory stays bounded."""
-    some = np.sort(np.random.default_rng(0).permutation(n_rows)[:MAX_PARTICIPANTS])
-    rows = np.zeros((len(some), n_voxels), dtype=np.float32)
+    some = np.sort(np.random.default_rng(0).permutation(n)[:MAX_PARTICIPANTS])
+    rows = np.zeros((len(some), voxels), dtype=np.float32)
     for part, values in parts:
         here = (some >= part.start) & (some < part.stop)
         rows[here] = values[some[here] - part.start]

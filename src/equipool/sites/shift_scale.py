@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.groups.trend import SplineBasis, Trend, fit_basis
+from equipool.groups.trend import SplineBasis, fit_basis
 from equipool.sites.design import FEW, MAX_ITERATIONS, TINY, WINSORISE_AT, Design, pieces, site_sums
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, simplest
 
@@ -74,14 +74,19 @@ class ShiftScale(SiteEffect):
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return − Σ log δ."""
-        total: FloatArray = -np.log(self.scale).sum(axis=1)[at.site]
-        return total
+        return -np.log(self.scale).sum(axis=1)[at.site]
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site from its rows, outlying values winsorised, shrunk as the others are."""
-        measured = ~np.isnan(rows)
-        n = measured.sum(axis=0)
-        z = at.predicted + _winsorised_around_median(rows - at.predicted, self.variance)
+        away, measured = rows - at.predicted, ~np.isnan(rows)
+        n, limit = measured.sum(axis=0), np.full(rows.shape[1], np.inf)
+        median = np.nanmedian(np.where(measured.any(axis=0), away, 0.0), axis=0)
+        for _ in range(MAX_ITERATIONS):
+            before, lengths = limit, np.where(measured, np.minimum(np.abs(away - median), limit), 0.0)
+            limit = _limit(lengths.sum(axis=0), n, np.sqrt(self.variance * 2 / np.pi))
+            if (limit == before).all():
+                break
+        z = at.predicted + median + np.clip(away - median, -limit, limit)
         varies, scale = self.variance > TINY, np.ones(rows.shape[1])
         for _ in range(TURNS):
             factor = scale if self.scales_trend else 1.0
@@ -175,7 +180,9 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
     """Fit trend, levels and scales; ``penalty`` (q,) is that on the slopes for each participant."""
     n, (q, p) = sites.n, sites.bz.shape[1:]
     total, factor, present = np.maximum(n.sum(axis=0), 1.0), np.ones((len(n), p)), n > 0
-    inverse = np.linalg.inv(np.moveaxis(sites.bb.sum(axis=0), -1, 0) + np.diag(penalty) * total[:, None, None])
+    inverse = np.linalg.inv(
+        np.moveaxis(sites.bb.sum(axis=0), -1, 0) + np.diag(penalty) * total[:, None, None]
+    )
     for _ in range(TURNS if scales_trend else 1):
         # Where sites scale the trend, z / scale follows a plain regression.
         across = np.einsum("sqp,sp->qp", sites.bz, 1 / factor)
@@ -184,10 +191,10 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         squares = sites.squares(level, slopes, factor)
         scale_weight = _scale_weight(squares, n)
         # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
-        variance = squares.sum(axis=0) / total
-        shrunk = (squares + scale_weight * variance) / (n + scale_weight)
-        varies = variance > TINY
-        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, variance, 1.0)), 1.0)
+        pooled = squares.sum(axis=0) / total
+        shrunk = (squares + scale_weight * pooled) / (n + scale_weight)
+        varies = pooled > TINY
+        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
         scale /= np.exp((n * np.log(scale)).sum(axis=0) / total)
         factor = scale if scales_trend else factor
     pool_level = level / factor
@@ -234,8 +241,7 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
     degrees = np.maximum(total - (weight**2).sum(axis=0) / total, TINY)
     between = np.where(count > 1, np.maximum(apart - (count - 1), 0) / degrees, 0.0)
-    result: FloatArray = (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
-    return result
+    return (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,14 +255,11 @@ class SharedTrend:
     scales_trend: bool = False  # whether sites scale the trend
 
     @property
-    def trend(self) -> Trend:
-        """The trend of the covariates, without a target's part."""
-        return Trend(self.basis, self.whole.slopes[: self.basis.width], self.whole.centre)
-
-    @property
     def penalty(self) -> FloatArray:
-        """The penalty on each column, for each participant, (q,)."""
-        return _penalty(self.basis, self.columns, self.curvature)
+        """The penalty on each column, (q,): a trace on all, so that collinear ones can be solved for."""
+        penalty = np.full(self.columns.shape[1], TINY)
+        penalty[: self.basis.width][self.basis.curved] = self.curvature
+        return penalty
 
     @cached_property
     def whole(self) -> Regression:
@@ -265,13 +268,8 @@ class SharedTrend:
 
     def without(self, fold: int) -> Regression:
         """Return the regression on all rows but those of a fold."""
-        moments = Moments.of(self.sums, np.arange(self.n_folds) != fold)
+        moments = Moments.of(self.sums, np.arange(self.sums[0].shape[1]) != fold)
         return regress(moments, self.penalty, scales_trend=self.scales_trend)
-
-    @property
-    def n_folds(self) -> int:
-        """Number of folds; with one, nothing can be held out."""
-        return self.sums[0].shape[1]
 
     @classmethod
     def of(cls, z: FloatArray, design: Design) -> Self:
@@ -283,7 +281,8 @@ class SharedTrend:
     def fit(cls, z: FloatArray, design: Design, *, curvature: float | None = None) -> Self:
         """Fit the trend; ``None``: its curvature is chosen on held-out participants.
 
-        By the one rule, with one standard error: the straightest trend, and whether sites scale it.
+        By the one rule, with one standard error (Breiman's): the straightest trend, and whether sites scale
+        it. The trend is kept, so it needs less proof than what is removed.
         """
         shared = cls.of(z, design)
         basis, curved = shared.basis, bool(shared.basis.curved.any())
@@ -304,7 +303,7 @@ class SharedTrend:
         Parts are one site's participants of one fold. Each feature has one variance: sites of small variance
         would outweigh all others otherwise.
         """
-        fold, parts = np.arange(self.n_folds), []
+        fold, parts = np.arange(self.sums[0].shape[1]), []
         whole = Moments.of(self.sums, fold >= 0)
         variance = whole.zz.sum(axis=0) / np.maximum(whole.n.sum(axis=0), 1.0)
         for k in fold:
@@ -334,13 +333,6 @@ def regression_columns(design: Design) -> tuple[SplineBasis, FloatArray]:
     return basis, np.hstack([columns, target])
 
 
-def _penalty(basis: SplineBasis, columns: FloatArray, curvature: float) -> FloatArray:
-    """Return the penalty on each column, (q,): a trace on all, so that collinear ones can be solved for."""
-    penalty = np.full(columns.shape[1], TINY)
-    penalty[: basis.width][basis.curved] = curvature
-    return penalty
-
-
 def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     """Winsorise values far from what site and trend predict, so that one failed segmentation decides nothing.
 
@@ -349,10 +341,10 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     without outliers as they were, and how many participants of each site were winsorised, (sites, p).
     """
     basis, columns = regression_columns(design)
-    penalty, site = _penalty(basis, columns, CURVATURES[-1]), design.site
+    site = design.site
     result, limit = np.clip(z, -ABSURD, ABSURD), np.full((design.n_sites, z.shape[1]), np.inf)
     for _ in range(MAX_ITERATIONS):
-        fit = regress(Moments.of(sums_of(result, columns, design), np.ones(1, dtype=bool)), penalty)
+        fit = SharedTrend(basis, columns, sums_of(result, columns, design), CURVATURES[-1]).whole
         before, lengths = limit, np.zeros_like(limit)
         for part, predicted in fit.predicted(columns, site):
             away = np.nan_to_num(np.abs(result[part] - predicted))
@@ -371,18 +363,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
     return result, count
 
 
-def _winsorised_around_median(residuals: FloatArray, variance: FloatArray) -> FloatArray:
-    """Winsorise the residuals of one new site, (rows, p); NaN stays."""
-    measured, limit = ~np.isnan(residuals), np.full(residuals.shape[1], np.inf)
-    median = np.nanmedian(np.where(measured.any(axis=0), residuals, 0.0), axis=0)
-    for _ in range(MAX_ITERATIONS):
-        lengths = np.where(measured, np.minimum(np.abs(residuals - median), limit), 0.0).sum(axis=0)
-        limit = _limit(lengths, measured.sum(axis=0), np.sqrt(variance * 2 / np.pi))
-    return median + np.clip(residuals - median, -limit, limit)
-
-
 def _limit(lengths: FloatArray, n: FloatArray, pooled: FloatArray) -> FloatArray:
     """Return how far a site's values may lie, from its mean absolute deviation shrunk to the pool's."""
     deviation = (lengths + PRIOR_SCALE * pooled) / (n + PRIOR_SCALE)
-    limit: FloatArray = WINSORISE_AT * np.sqrt(np.pi / 2) * deviation
-    return limit
+    return WINSORISE_AT * np.sqrt(np.pi / 2) * deviation

@@ -122,7 +122,9 @@ def fit_site_model(
     affine = shared.whole.effect
     residuals = _residuals(z, design, shared, affine, rng)
     at = shared.at(slice(None), design, shared.whole)
-    whole = z if not np.isnan(z).any() else _in_pieces(affine.redo, at.predicted + residuals, at, design.n_sites)
+    whole = (
+        z if not np.isnan(z).any() else _in_pieces(affine.redo, at.predicted + residuals, at, design.n_sites)
+    )
     warping = Warp.fit(whole, design, shared, wanted=warp)
     if not warping.is_identity:
         z = _in_pieces(warping.undo, z, at, design.n_sites)
@@ -137,7 +139,7 @@ def fit_site_model(
     residuals = _in_pieces(covariance.undo, residuals, at, design.n_sites)
     return SiteModel(
         curvature=shared.curvature,
-        trend=shared.trend,
+        trend=Trend(shared.basis, shared.whole.slopes[: shared.basis.width], shared.whole.centre),
         composition=Composition(
             (warping, affine, covariance, Coupling.fit(residuals, design, wanted=coupling, seed=seed))
         ),

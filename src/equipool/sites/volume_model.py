@@ -11,17 +11,11 @@ from numpy.typing import NDArray
 from equipool import distributed
 from equipool.data.volumes import Volumes
 from equipool.groups.trend import Trend
+from equipool.sites import scanner_patterns as patterns
 from equipool.sites import scans as reading
 from equipool.sites.design import FEW, MAX_FEATURES, TINY, Design
 from equipool.sites.effect import Composition, FloatArray, IntArray, array, choose
 from equipool.sites.intensity import RANGE, Intensity
-from equipool.sites.scanner_patterns import (
-    PeoplePatterns,
-    ScannersAndPeople,
-    Survey,
-    intensity_terms,
-    scanner_patterns,
-)
 from equipool.sites.scans import Box, ScanContext, gains, normalised
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
 
@@ -44,13 +38,11 @@ class SiteDiscriminant:
         apart = ((rows - self.centre) @ self.axes.T)[:, None] - self.places
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
         weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
-        result: FloatArray = weight / weight.sum(axis=1, keepdims=True)
-        return result
+        return weight / weight.sum(axis=1, keepdims=True)
 
     def expected(self, rows: FloatArray) -> FloatArray:
         """Return the mean scan of each row's site, averaged over the sites' probabilities."""
-        result: FloatArray = self.centre + self.posterior(rows) @ self.shift
-        return result
+        return self.centre + self.posterior(rows) @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +109,6 @@ class VolumeModel:
         return (self.discriminant.expected(values) + residuals) * gains(rows, self.template)[:, None]
 
 
-# -- passes over scans -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Scans:
     """The scans that a model is fitted to, and what is known of each."""
@@ -180,7 +169,7 @@ class VolumeRegression:
                 np.copyto(rows, self.columns[part] @ self.solution, where=absent)
             yield part, rows
 
-    def survey(self) -> Survey:
+    def survey(self) -> patterns.Survey:
         """Look at intensities and residuals, in one pass."""
         scans, (n, used) = self.scans, self.columns.shape
         voxels = len(scans.template)
@@ -188,7 +177,7 @@ class VolumeRegression:
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
             for part, rows in self.parts():
-                np.add(terms, intensity_terms(rows, scans.box.smooth(rows)), out=terms)
+                np.add(terms, patterns.intensity_terms(rows, scans.box.smooth(rows)), out=terms)
                 np.add(ends, np.quantile(rows, RANGE, axis=1).sum(axis=1), out=ends)
                 rest = rows - self.columns[part] @ self.solution
                 np.add(squares, (rest**2).sum(axis=0), out=squares)
@@ -196,26 +185,27 @@ class VolumeRegression:
 
         rows = reading.rows_of_some(residuals(), n, voxels)
         scale = n / max(n - used, 1)
-        return Survey(
+        return patterns.Survey(
             n,
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
-            people=PeoplePatterns.of(rows, scale),
+            people=patterns.PeoplePatterns.of(rows, scale),
             variance=scale * distributed.summed(squares) / n,
         )
 
-    def fit_intensity(self, survey: Survey) -> Intensity:
+    def fit_intensity(self, survey: patterns.Survey) -> Intensity:
         """Return what sites do to intensities."""
         return Intensity.fit(survey, self.apart(survey)[0], self.shift_variance, self.scans.box)
 
-    def apart(self, survey: Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def apart(self, survey: patterns.Survey) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return the sites' shifts, the pool's level and the slopes, shifts told from whom a site scanned.
 
         Trend and shifts explain each other where sites' ages differ, so they are fitted in turns: the sites'
         means given the trend, of these the scanners' part, and given that the pool's level and the trend.
         """
         n, count, box, people = np.maximum(self.n, TINY), len(self.n), self.scans.box, survey.people
-        apart = ScannersAndPeople(scanner_patterns(survey.terms, box.inside, box.mask), people)
+        scanner = patterns.scanner_patterns(survey.terms, box.inside, box.mask)
+        apart = patterns.ScannersAndPeople(scanner, people)
         # Judged once: with every turn the trend takes more of the shifts, and they would seem ever smaller.
         beyond = apart.beyond_chance(self.shift, n, self.inflation)
         # Of small sites' shifts the reliable part is kept, by how far large sites are from the pool, beside
@@ -250,7 +240,7 @@ class VolumeRegression:
         ridge = (1e-3 * np.trace(covariance) / len(axes) + 1e-12) * np.eye(len(axes))
         return SiteDiscriminant(self.level, self.shift, axes, places, np.linalg.inv(covariance + ridge))
 
-    def held_out(self, scans: Scans, survey: Survey) -> float:
+    def held_out(self, scans: Scans, survey: patterns.Survey) -> float:
         """Return the log-likelihood of other scans, up to a constant, with the covariance of a survey."""
         shift, level, slopes = self.apart(survey)
         total = np.zeros(1)
@@ -260,9 +250,6 @@ class VolumeRegression:
             total += effect.log_det(rows, at).sum()
             total += survey.people.log_likelihood(np.where(absent, 0.0, rest)).sum()
         return float(distributed.summed(total)[0])
-
-
-# -- fit ---------------------------------------------------------------------------------------------------
 
 
 def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:

@@ -12,7 +12,6 @@ from equipool.groups.trend import MIN_DISTINCT
 from equipool.sites import rising_curves as rising
 from equipool.sites.design import MIN_PARTICIPANTS, TINY, Design, pieces
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose, exceeds
-from equipool.sites.rising_curves import CURVE
 from equipool.sites.shift_scale import SharedTrend
 
 STIFFNESS = (30.0, 10.0, 3.0, 1.0)  # equivalent participants of the pool's curve, the stiffest first
@@ -40,8 +39,8 @@ class Warp(SiteEffect):
     columns: IntArray = array("warped", neutral=0)  # which features
     scale: FloatArray = array("sites", "warped", positive=True)  # v = scale · z + offset
     offset: FloatArray = array("sites", "warped")
-    curves: FloatArray = array("sites", "warped", str(CURVE))  # g_s
-    pool: FloatArray = array("warped", str(CURVE))  # ḡ
+    curves: FloatArray = array("sites", "warped", str(rising.CURVE))  # g_s
+    pool: FloatArray = array("warped", str(rising.CURVE))  # ḡ
     centre: FloatArray = array("warped")  # the pool's value is centre + width · v
     width: FloatArray = array("warped", positive=True)
 
@@ -69,13 +68,13 @@ class Warp(SiteEffect):
         # A compression acts on the trend too: curves are put on a scale that does so.
         shared = replace(shared, scales_trend=True)
         effect, rows = shared.whole.effect, np.flatnonzero(large[design.site])
-        curves = np.empty((design.n_sites, len(columns), CURVE))
+        curves = np.empty((design.n_sites, len(columns), rising.CURVE))
         centre, width = np.empty((2, len(columns)))
-        for block in pieces(len(columns), design.n_sites * CURVE**2):
+        for block in pieces(len(columns), design.n_sites * rising.CURVE**2):
             some, site = columns[block], design.site[rows]
             v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
-            v, centre[block], width[block] = _standardised(v, design.weight[rows])
-            sums = rising.sums_of(v, design, shared.columns, rows)
+            centre[block], width[block] = _mean_and_deviation(v, design.weight[rows])
+            sums = rising.sums_of((v - centre[block]) / width[block], design, shared.columns, rows)
             start = rising.pool_curve(sums, shared.penalty)[0]
             curves[:, block] = rising.newton(sums, start, stiffness[some], shared.penalty)[0]
         pool = np.average(curves, axis=0, weights=np.where(large, design.n_participants, 0.0))
@@ -174,8 +173,9 @@ def _losses(
     losses = np.empty((1 + 2 * len(stiffnesses), z.shape[1], design.n_sites))
     values = effect.undo(z[rows], shared.at(rows, design, fit))
     # So many features at a time that the sums of their curves fit into a cache.
-    for block in pieces(z.shape[1], design.n_sites * CURVE**2):
-        v, _, width = _standardised(values[:, block], design.weight[train], len(train))
+    for block in pieces(z.shape[1], design.n_sites * rising.CURVE**2):
+        mean, width = _mean_and_deviation(values[: len(train), block], design.weight[train])
+        v = (values[:, block] - mean) / width
         fitted = rising.sums_of(v[: len(train)], design, shared.columns, train)
         judged = rising.sums_of(v[len(train) :], design, shared.columns, held)
         pool, trend = rising.pool_curve(fitted, shared.penalty)
@@ -191,10 +191,6 @@ def _losses(
     return losses
 
 
-def _standardised(
-    v: FloatArray, weight: FloatArray, n: int | None = None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return (v − mean) / deviation, mean and deviation; these by the first n rows."""
-    mean = weight @ v[:n] / weight.sum()
-    deviation = np.sqrt(np.maximum(weight @ (v[:n] - mean) ** 2 / weight.sum(), TINY))
-    return (v - mean) / deviation, mean, deviation
+def _mean_and_deviation(v: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    mean = weight @ v / weight.sum()
+    return mean, np.sqrt(np.maximum(weight @ (v - mean) ** 2 / weight.sum(), TINY))

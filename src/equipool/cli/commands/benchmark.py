@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equipool.benchmark.cohorts import is_brains
-from equipool.benchmark.datasets import require_dataset
+from equipool.benchmark.datasets import is_brains, require_dataset
 from equipool.benchmark.harmonized_images import run_volumes
 from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers, score_fold
 from equipool.benchmark.methods import ABLATION, METHODS, quick_settings, read_settings

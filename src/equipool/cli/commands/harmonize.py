@@ -23,7 +23,7 @@ from equipool.data.bids import write_description
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import cache_folder, write_json
-from equipool.nn.checkpoints import locked
+from equipool.nn.training import locked
 from equipool.progress import duration, say
 
 # Options that do not change the result.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 from typing import Any
 
 from equipool.cli.source import READERS
 from equipool.exceptions import InputError
-from equipool.preprocess.folder import find_heads, preprocess_folder, seconds_per_head
+from equipool.preprocess.folder import USUAL_SECONDS, find_heads, preprocess_folder
 from equipool.preprocess.heads import Steps
 from equipool.report.quality_page import write_quality
 
@@ -27,23 +28,23 @@ def run(arguments: argparse.Namespace) -> int:
     what: dict[str, Any] = {"participants": participants, **entities}
     if arguments.dry_run:
         return _dry_run(arguments, steps, what)
-    outcome = preprocess_folder(
+    done, pictures, failed = preprocess_folder(
         arguments.bids, arguments.out, steps, jobs=arguments.jobs, fresh=arguments.fresh, **what
     )
-    quality = {name: facts["quality"] for name, facts in outcome.facts.items()}
-    table = write_quality(arguments.out, quality, outcome.pictures, outcome.failed)
+    quality = {name: facts["quality"] for name, facts in done.items()}
+    table = write_quality(arguments.out, quality, pictures, failed)
     odd = table[table["flags"] != ""]
-    print(f"{len(table)} heads in {arguments.out}, {len(odd)} flagged, {len(outcome.failed)} failed.")
+    print(f"{len(table)} heads in {arguments.out}, {len(odd)} flagged, {len(failed)} failed.")
     for name, flags in odd["flags"].items():
         print(f"flagged {name}: {flags}")
-    for name, reason in outcome.failed.items():
+    for name, reason in failed.items():
         print(f"failed {name}: {reason}")
     print(f"Look at {arguments.out / 'qc.html'}")
     if participants is not None and participants["participant_id"].duplicated().any():
         print(
             f"Visits are listed in {arguments.out / 'people.tsv'}; go on with that table and --images path."
         )
-    return 1 if outcome.failed else 0
+    return 1 if failed else 0
 
 
 def _dry_run(arguments: argparse.Namespace, steps: Steps, what: dict[str, Any]) -> int:
@@ -54,6 +55,7 @@ def _dry_run(arguments: argparse.Namespace, steps: Steps, what: dict[str, Any]) 
     done = [one for one in facts.values() if one is not None]
     jobs = arguments.jobs or os.cpu_count() or 1
     todo = len(heads) - len(done)
-    minutes = seconds_per_head(done) * -(-todo // jobs) / 60
+    seconds = statistics.median([one["seconds"]["all"] for one in done] or [USUAL_SECONDS])
+    minutes = seconds * -(-todo // jobs) / 60
     print(f"{len(done)} done, {todo} to do: about {minutes:.0f} min with {jobs} at a time.")
     return 0

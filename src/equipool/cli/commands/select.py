@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from equipool.benchmark.datasets import require_dataset
-from equipool.benchmark.methods import METHODS
-from equipool.benchmark.selection import select
+from equipool.benchmark.methods import METHODS, select
 from equipool.cli.outputs import announce
 from equipool.exceptions import MissingExtraError
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from equipool.benchmark import datasets, uci
+from equipool.benchmark import datasets
 from equipool.exceptions import EquipoolError, InputError
 
 
 def test_the_counts_are_those_of_uci(cache):
-    adult, german = uci.load_adult(), uci.load_german()
+    adult, german = datasets.load_adult(), datasets.load_german()
     assert (len(adult.train), len(adult.test)) == (30_162, 15_060)
     assert len(german.train) + len(german.test) == 1_000
     assert adult.train.sites == adult.test.sites == ("Female", "Male")
@@ -37,7 +37,7 @@ def test_categories_come_from_the_training_people(cache, name):
 
 
 def test_german_is_split_in_proportion_by_the_seed(cache):
-    first, second = (uci.load_german(seed).test for seed in (0, 1))
+    first, second = (datasets.load_german(seed).test for seed in (0, 1))
     for part in (first, second):
         assert (part.site_labels == "no").sum() in (11, 12)
         assert abs((part.y == "bad").mean() - 0.3) < 0.01
@@ -48,7 +48,7 @@ def test_a_damaged_cache_is_fetched_again(cache):
     path = cache / "german.data"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    assert uci.fetch("german.data").read_bytes() == content
+    assert datasets.fetch("german.data").read_bytes() == content
 
 
 def test_without_a_network_the_error_says_where_to_put_the_file(tmp_path, monkeypatch):
@@ -56,23 +56,21 @@ def test_without_a_network_the_error_says_where_to_put_the_file(tmp_path, monkey
         raise OSError("no network")
 
     monkeypatch.setenv("EQUIPOOL_CACHE", str(tmp_path))
-    monkeypatch.setattr(uci, "_from_wheel", refused)
-    monkeypatch.setattr(uci, "_from_uci", lambda name: b"something else")
+    monkeypatch.setattr(datasets, "_from_wheel", refused)
+    monkeypatch.setattr(datasets, "_from_uci", lambda name: b"something else")
     with pytest.raises(EquipoolError, match=f"put the file from UCI into {tmp_path}"):
-        uci.fetch("adult.data")
+        datasets.fetch("adult.data")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_names_are_answered():
     with pytest.raises(InputError, match="no dataset 'adlut'; there are german, adult"):
         datasets.load_dataset("adlut")
-    with pytest.raises(InputError, match="no raw file"):
-        uci.fetch("iris.data")
 
 
 def test_ages_overlap_as_asked_for(cache):
     for overlap in (1.0, 0.5, 0.0):
-        data = uci.load_adult_overlap(overlap)
+        data = datasets.load_adult_overlap(overlap)
         age, women = data.train.C[:, 0], data.train.site_labels == "Female"
         oldest, youngest = age[women].max(), age[~women].min()
         everybody = data.classifier_train.C[:, 0]
