@@ -31,7 +31,7 @@ from equipool.estimators.harmonizer import (
 )
 from equipool.exceptions import InputError
 from equipool.randomness import row_noise
-from equipool.sites.design import Design, find_point_masses, winsorised
+from equipool.sites.design import MAX_FEATURES, Design, find_point_masses, winsorised
 from equipool.sites.effect import array as declared
 from equipool.sites.missing import completed, pooled_precision
 from equipool.sites.table_model import SiteModel, fit_site_model
@@ -206,6 +206,11 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         self.floor_ = np.where(least > 0, least / 2, 0.0)
         self.imputation_ = np.empty((0, 0))
         if self.missing == "impute":
+            if z.shape[1] > MAX_FEATURES:
+                raise InputError(
+                    f"Missing cells can be imputed in tables of at most {MAX_FEATURES} features. Got "
+                    f'{z.shape[1]}; use missing="keep" (--missing keep), and impute with another tool.'
+                )
             clean = self.model_.undo(z, self.model_.at(design.covariates, design.site))
             self.imputation_ = pooled_precision(clean, design.weight)
         warn_of_small_sites(self.sites_, self.model_.n_participants)
@@ -404,9 +409,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             return np.empty((len(z), 0))
         if covariates is None and not self.infer:
             raise InputError(
-                f"The covariates {listed(names)} are needed, as at fit: pass covariates=, or name their columns "
-                "in X with covariate_columns=. To have them estimated from the features, set infer=True "
-                "(--infer)."
+                f"The covariates {listed(names)} are needed, as at fit: pass covariates=, or name their "
+                "columns in X with covariate_columns=. To have them estimated, set infer=True (--infer)."
             )
         if covariates is not None:
             frame = covariate_frame(covariates, len(z), names=self.encoding_.columns)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from equipool.sites.design import MAX_FEATURES, TINY
@@ -26,14 +27,14 @@ def pooled_precision(residuals: FloatArray, weight: FloatArray) -> FloatArray:
     """Return the precision of residuals (rows, p) around 0, from the rows in which each pair was measured.
 
     Correlations are shrunk to 0 by Schäfer and Strimmer's share, their sampling variance as a part of their
-    squares. Beyond MAX_FEATURES features they are taken as 0.
+    squares. Beyond MAX_FEATURES features they are taken as 0, and the diagonal is returned, (p,).
     """
     measured = (~np.isnan(residuals)).astype(np.float64)
     e = np.where(measured, residuals, 0.0)
     deviation = np.sqrt(np.maximum(weight @ e**2 / np.maximum(weight @ measured, 1.0), TINY))
     p = len(deviation)
     if p > MAX_FEATURES:
-        return np.diag(deviation**-2.0)
+        return np.asarray(deviation**-2.0)
     e /= deviation
     pairs = measured.T @ (measured * weight[:, None])
     r = np.clip(e.T @ (e * weight[:, None]) / np.maximum(pairs, 1.0), -1, 1)
@@ -50,6 +51,9 @@ def completed(residuals: FloatArray, precision: FloatArray, noise: FloatArray | 
 
     ``noise`` is standard normal, (rows, p): with it they are drawn around that mean.
     """
+    if precision.ndim == 1:
+        drawn = 0.0 if noise is None else noise / np.sqrt(precision)
+        return np.where(np.isnan(residuals), drawn, residuals)
     result = residuals.copy()
     for rows, missing in _patterns(residuals):
         inner = precision[np.ix_(missing, missing)]
@@ -62,7 +66,7 @@ def completed(residuals: FloatArray, precision: FloatArray, noise: FloatArray | 
     return result
 
 
-def _patterns(values: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
+def _patterns(values: FloatArray) -> Iterator[tuple[IntArray, NDArray[np.bool_]]]:
     """Yield the rows that miss the same cells, and which these are, (p,)."""
     empty = np.isnan(values)
     rows = np.flatnonzero(empty.any(axis=1))

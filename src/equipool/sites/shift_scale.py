@@ -287,11 +287,11 @@ class SharedTrend:
         shared = cls.of(z, design)
         basis, curved = shared.basis, bool(shared.basis.curved.any())
         shared = replace(shared, curvature=(curvature or CURVATURES[0]) if curved else 0.0)
-        if curved and curvature is None and shared.n_folds > 1:
+        if curved and curvature is None and design.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
             best = simplest(tried)
             shared = replace(shared, curvature=CURVATURES[best])
-        if design.n_sites > 1 and basis.width and shared.n_folds > 1:
+        if design.n_sites > 1 and basis.width and design.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])
             shared = scaled if simplest(forms) else shared
