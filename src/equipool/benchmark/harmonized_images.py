@@ -201,21 +201,21 @@ def disease_maps(
     y = np.asarray(pool.y)
     positive = "AD" if "AD" in set(y) else sorted(set(y))[-1]
 
-    def mapped(values: Any, rows: NDArray[Any], label: str) -> StatMap:
-        return stat_map(values, y[rows], covariates=pool.C[rows], positive=positive, name=label)
+    def mapped(values: Any, rows: NDArray[Any]) -> StatMap:
+        return stat_map(values, y[rows], covariates=pool.C[rows], positive=positive)
 
     maps = {}
     for k, site in enumerate(pool.sites):
         rows = np.flatnonzero(pool.site == k)
-        maps[f"{site} alone"] = mapped(volumes[rows], rows, f"{site} alone")
+        maps[f"{site} alone"] = mapped(volumes[rows], rows)
     for method in HARMONIZED:
         harmonized = harmonizer(method, pool, volumes, all_rows)(volumes, all_rows, pool.site)
         label = {"raw": "naive pool", "gain": "pool, gain normalised"}.get(method, method)
-        maps[label] = mapped(harmonized, all_rows, label)
+        maps[label] = mapped(harmonized, all_rows)
     for method in METHODS[:5]:
         estimator = make_method(method, 0, settings_of(name, method, settings))
         estimator.fit(volumes, pool.y, site=pool.site_labels, covariates=pool.C)
-        maps[f"{method} rebuilt"] = mapped(estimator.reconstruct(volumes), all_rows, f"{method} rebuilt")
+        maps[f"{method} rebuilt"] = mapped(estimator.reconstruct(volumes), all_rows)
     return maps, harmonized
 
 
