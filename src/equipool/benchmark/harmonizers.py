@@ -201,7 +201,7 @@ def score_fold(
                 "method": method,
                 "repeat": repeat,
                 "fold": fold,
-                "adv": best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED)),
+                "adv": best_accuracy(part.site_scores(np.hstack([finite, pool.C]), BALANCED)),
                 "adv_age": adv_age,
                 "age": age["all"],
                 "lso": age["left-out sites"],

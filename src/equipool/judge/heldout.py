@@ -95,10 +95,6 @@ class Fold:
     test: IntArray
     participant: IntArray
 
-    def with_covariates(self, x: FloatArray) -> FloatArray:
-        """Return features and covariates side by side."""
-        return np.hstack([x, self.pool.C])
-
     def site_scores(
         self, x: FloatArray, classifiers: Iterable[str], *, site: IntArray | None = None, seed: int = 0
     ) -> list[SiteScore]:
@@ -196,9 +192,7 @@ def held_out(
         return None
     some = np.random.default_rng(seed_for(seed, "features")).permutation(before.shape[1])[:MOST_FEATURES]
     columns = np.sort(some)
-    site: list[dict[str, Any]] = []
-    signals: list[dict[str, Any]] = []
-    shares: list[FloatArray] = []
+    site, signals, shares = [], [], []
     progress = Progress("Folds judged", len(made))
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
@@ -209,15 +203,11 @@ def held_out(
             shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in (before, after)]))
             progress(done)
     tested = np.concatenate([fold.test for fold in made])
-    before_after = np.mean(shares, axis=0).round(5).tolist()
+    numbers = {name: f"{name}_sd" for name in ("before", "after", "change")}
     return HeldOut(
         site_scores=_over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
-        signals=_over_folds(
-            signals,
-            ["what", "measure", "where"],
-            {name: f"{name}_sd" for name in ("before", "after", "change")},
-        ),
-        shares=dict(zip(("before", "after"), before_after, strict=True)),
+        signals=_over_folds(signals, ["what", "measure", "where"], numbers),
+        shares=dict(zip(("before", "after"), np.mean(shares, axis=0).round(5).tolist(), strict=True)),
         folds=len(made),
         participants=len(np.unique(made[0].participant[tested])),
         sites=len(np.unique(pool.site[tested])),
@@ -228,7 +218,7 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
     """Predict the site from each stage, by classifiers fitted on training rows and among test rows."""
     rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
     shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
-    stages = {stage: fold.with_covariates(x) for stage, x in features.items()}
+    stages = {stage: np.hstack([x, fold.pool.C]) for stage, x in features.items()}
     stages |= {"covariates": fold.pool.C, "shuffled": stages["after"]}
     for stage, x in stages.items():
         if not x.shape[1]:
@@ -243,24 +233,21 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
 
 
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
-    """Predict each covariate and the target from features alone."""
-    for name, values, is_class in _variables(fold.pool):
+    """Predict each covariate and the target, where they vary, from features alone."""
+    pool = fold.pool
+    variables = [*zip(pool.covariate_names, pool.C.T, strict=True)]
+    if pool.y is not None:
+        variables.append((pool.target_name, pool.y.astype(str) if pool.task == "class" else pool.y))
+    for name, values in variables:
+        distinct = len(np.unique(values))
+        if distinct < 2:
+            continue
+        is_class = values.dtype.kind == "U" or (distinct == 2 and name in pool.covariate_names)
         score = fold.class_scores if is_class else fold.number_scores
         before, after = (score(x, values) for x in features.values())
         for where, value in before.items():
             row = {"what": name, "measure": "AUC" if is_class else "R²", "where": where}
             yield row | {"before": value, "after": after[where], "change": after[where] - value}
-
-
-def _variables(pool: PooledDataset) -> Iterator[tuple[str, NDArray[Any], bool]]:
-    """Yield name, values and whether these are classes, of covariates and target that vary."""
-    for name, values in zip(pool.covariate_names, pool.C.T, strict=True):
-        distinct = len(np.unique(values))
-        if distinct > 1:
-            yield name, values, distinct == 2
-    if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
-        is_class = pool.task == "class"
-        yield pool.target_name, pool.y.astype(str) if is_class else pool.y, is_class
 
 
 def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: dict[str, str]) -> Columns:

@@ -68,7 +68,7 @@ def _draw_sizes(axes: Axes, sites: Sequence[str], table: Columns) -> None:
     axes.set_xlabel("rows")
 
 
-def draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
+def _draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
     """Draw each site's density of one covariate, its peak at full height."""
     rows = pd.DataFrame(table)
     for k, site in enumerate(sites):
@@ -114,7 +114,7 @@ def preflight_figure(report: PreflightReport) -> Figure:
         values = inputs.covariates[:, inputs.covariate_names.index(name)]
         finite = np.isfinite(values) & np.array([site is not None for site in inputs.site])
         site, values = inputs.site[finite].astype(str), values[finite]
-        draw_densities(density, sites, name, density_table(name, site, values))
+        _draw_densities(density, sites, name, density_table(name, site, values))
         jitter = np.random.default_rng(0).uniform(0.24, 0.4, len(values))
         for k, label in enumerate(sites):
             rows_of_site = site == label
@@ -217,7 +217,7 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
     yield "sizes", Plot({"": figure}, table, legend)
     for n, (name, table) in enumerate(account.densities.items()):
         figure, axes = _site_panel(sites)
-        draw_densities(axes, sites, name, table)
+        _draw_densities(axes, sites, name, table)
         axes.set_xlabel(_with_unit(account, name))
         yield f"density-{n}", Plot({"": figure}, table)
     for n, matrix in enumerate(preflight["overlap"].values()):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,7 @@ ODD = 4.0  # robust standard deviations
 MIN_HEADS = 5  # below which a spread says nothing
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """A number that is outlying when it is far from the other heads', or beyond a fixed limit.
 
     ``step`` is the smallest spread that counts, so that nearly identical heads do not flag each other.
@@ -31,11 +29,7 @@ class Measure:
     low: float = -np.inf
     high: float = np.inf
     both: bool = True
-    digits: int = 3
-
-    def text(self, value: float) -> str:
-        """Return a value with the measure's digits."""
-        return f"{value:.{self.digits}f}"
+    form: str = ".3f"
 
 
 MEASURES = {
@@ -43,9 +37,7 @@ MEASURES = {
     "dice": Measure("Dice", "overlap of the brain mask with the template's", 0.01, low=0.85, both=False),
     "scale": Measure("scale", "size of the head against the template", 0.02, low=0.7, high=1.4),
     "stretch": Measure("stretch", "longest over shortest axis of the affine", 0.03, high=1.5),
-    "volume_ml": Measure(
-        "volume", "of the brain mask before registration, ml", 40.0, low=700, high=2400, digits=0
-    ),
+    "volume_ml": Measure("volume", "of the brain mask, ml, before registration", 40, 700, 2400, form=".0f"),
 }
 
 
@@ -63,32 +55,26 @@ def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     'Dice 0.700 (low)'
     """
     rows = {name: dict(numbers) for name, numbers in quality.items()}
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*MEASURES])
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*MEASURES]).astype(float)
+    finite = table.where(np.isfinite(table))
+    median = finite.median()
     reasons: list[list[str]] = [[] for _ in range(len(table))]
     score = np.zeros(len(table))
     for name, measure in MEASURES.items():
-        values = table[name].to_numpy(dtype=float)
-        z = _robust_z(values, measure.step)
-        distance = np.abs(z) if measure.both else -z
+        z = np.zeros(len(table))
+        if finite[name].count() >= MIN_HEADS:
+            distance = finite[name] - median[name]
+            z = np.nan_to_num(distance / max(1.4826 * distance.abs().median(), measure.step))
+        values, distance = table[name].to_numpy(), np.abs(z) if measure.both else -z
         odd = (distance > ODD) | (values < measure.low) | (values > measure.high) | ~np.isfinite(values)
         score = np.fmax(score, distance)
         for row in np.flatnonzero(odd):
             side = "low" if z[row] < 0 or values[row] < measure.low else "high"
-            reasons[row].append(f"{measure.title} {measure.text(values[row])} ({side})")
+            reasons[row].append(f"{measure.title} {values[row]:{measure.form}} ({side})")
     table["oddness"] = np.round(score, 2)
     table["flags"] = ["; ".join(reason) for reason in reasons]
     order = sorted(range(len(table)), key=lambda row: (not reasons[row], -score[row]))
     return table.iloc[order].rename_axis("head")
-
-
-def _robust_z(values: Any, step: float) -> Any:
-    """Return distances from the median in robust standard deviations; zeros for too few heads."""
-    finite = values[np.isfinite(values)]
-    if len(finite) < MIN_HEADS:
-        return np.zeros(len(values))
-    middle = np.median(finite)
-    spread = max(1.4826 * float(np.median(np.abs(finite - middle))), step)
-    return np.nan_to_num((values - middle) / spread)
 
 
 def write_quality(
