@@ -24,7 +24,7 @@ from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
 
-SCORES_VERSION = 1  # raise it when a score or a classifier changes: kept results are then recomputed
+SCORES_VERSION = 2  # raise it when a score or a classifier changes: kept results are then recomputed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]

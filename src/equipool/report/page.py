@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import json
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from equipool.checks.findings import plural
-from equipool.files import write_whole
 from equipool.judge.scores import Columns
 from equipool.report.account import Account
 from equipool.report.figures import STAGES, report_plots
 from equipool.report.style import DARK, LIGHT
 from equipool.report.verdict import best, rows_of
-
-
-def write_report(path: Path, account: Account) -> Path:
-    """Write the report and return its path."""
-    return write_whole(path, report_page(account))
 
 
 def report_page(account: Account) -> str:
@@ -94,11 +87,9 @@ def _number(value: Any, form: str = ".5g") -> str:
 
 def _csv(table: Columns) -> str:
     """Return a table as the address of a CSV file."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(_inert(name) for name in table)
-    writer.writerows([_inert(value) for value in row] for row in zip(*table.values(), strict=True))
-    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
+    frame = pd.DataFrame(table, dtype=object).map(_inert).rename(columns=_inert)
+    text = frame.to_csv(index=False, lineterminator="\r\n")
+    return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()
 
 
 def _inert(value: Any) -> Any:
