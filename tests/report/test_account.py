@@ -10,7 +10,7 @@ from equipool.data import PooledDataset, check
 from equipool.exceptions import InputError
 from equipool.judge.heldout import MIN_PARTICIPANTS, held_out, make_folds
 from equipool.judge.scores import site_shares
-from equipool.report.account import Account, _judged, account_of, refit_table, tau_of
+from equipool.report.account import Account, account_of, refit_table, tau_of
 from equipool.report.figure_tables import boxes, effects, worst
 from equipool.report.page import report_page
 from equipool.report.verdict import best, verdict
@@ -115,7 +115,7 @@ def test_a_harmonizer_that_does_nothing_is_bad_news(pool, preflight, quick):
 
 def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
     noise = np.random.default_rng(0).normal(size=pool.features.shape)
-    judged = _judged(held_out(pool, pool.features, lambda train: noise))
+    judged = vars(held_out(pool, pool.features, lambda train: noise))
     levels = {one["text"].split("(")[0]: one["level"] for one in verdict(judged, "age")}
     assert levels["Bad news: part of the signal of age was lost "] == "bad"
 
@@ -254,7 +254,7 @@ def test_the_worse_reading_decides():
 
 def test_the_truth_itself_is_no_bad_news_where_ages_are_disjoint():
     truth = ep.simulate_table(overlap=0.0)
-    judged = _judged(held_out(truth.pool, truth.pool.features, lambda train: truth.clean))
+    judged = vars(held_out(truth.pool, truth.pool.features, lambda train: truth.clean))
     assert [one for one in verdict(judged, "age") if one["level"] == "bad"] == []
     assert "cannot be assessed" in verdict(judged, "age")[0]["text"]
 

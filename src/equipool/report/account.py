@@ -15,7 +15,7 @@ from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.judge.blocks import means_of_volumes
 from equipool.judge.classifiers import REPORTED
-from equipool.judge.heldout import MIN_PARTICIPANTS, HeldOut, held_out, numbered, sample_rows
+from equipool.judge.heldout import MIN_PARTICIPANTS, held_out, numbered, sample_rows
 from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables
 from equipool.report.verdict import verdict
@@ -108,11 +108,14 @@ def account_of(
         folds=folds,
         seed=seed,
     )
-    judged = None if result is None else _judged(result)
+    # What was predicted, and the classifiers' titles.
+    judged = None if result is None else {**vars(result), "classifiers": REPORTED}
     shares = [
-        np.array(result.shares[stage]) if result else site_shares(pool, x)
+        np.array(judged["shares"][stage]) if judged else site_shares(pool, x)
         for stage, x in (("before", before), ("after", after))
     ]
+    if judged:
+        del judged["shares"]
     names = list(pool.feature_names if features is None else features)
     shown = tables.worst(*shares)
     largest = before[:, shown], after[:, shown], [names[k] for k in shown]
@@ -142,12 +145,6 @@ def account_of(
         method=list(method),
         made=made or {},
     )
-
-
-def _judged(result: HeldOut) -> dict[str, Any]:
-    """Return what was predicted in held-out participants, and the classifiers' titles."""
-    judged = {name: value for name, value in vars(result).items() if name != "shares"}
-    return judged | {"classifiers": REPORTED}
 
 
 # -- harmonizers -------------------------------------------------------------------------------------------

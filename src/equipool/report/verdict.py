@@ -93,24 +93,20 @@ def _noise(sd: float | None, folds: int) -> float:
 def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Judge what is predicted within sites, where knowing the site does not help."""
     for row in rows_of(judged["signals"]):
-        if row["where"] == "within sites" and row["change"] is not None:
-            level, text = _signal_verdict(row, _noise(row["change_sd"], judged["folds"]))
-            numbers = f"{row['before']:.2f} as measured, {row['after']:.2f} harmonized".replace("-", "−")
-            yield {"level": level, "text": f"{text} ({row['measure']} within sites {numbers})."}
-
-
-def _signal_verdict(row: dict[str, Any], noise: float) -> tuple[str, str]:
-    what, change = row["what"], row["change"]
-    hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
-    if change > noise and row["after"] > hardly:
-        return "good", f"{what} is predicted better than before"
-    if row["before"] <= hardly:
-        return (
-            "fair",
-            f"{what} could hardly be predicted before, so a loss of its signal could not be detected",
-        )
-    if change < -noise:
-        return "bad", f"Bad news: part of the signal of {what} was lost"
-    if change < -CLOSE:
-        return "fair", f"The signal of {what} may be reduced; the change is within its sampling error"
-    return "good", f"The signal of {what} was preserved"
+        if row["where"] != "within sites" or row["change"] is None:
+            continue
+        what, change, noise = row["what"], row["change"], _noise(row["change_sd"], judged["folds"])
+        hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+        level, text = "good", f"The signal of {what} was preserved"
+        if change > noise and row["after"] > hardly:
+            text = f"{what} is predicted better than before"
+        elif row["before"] <= hardly:
+            level, why = "fair", "so a loss of its signal could not be detected"
+            text = f"{what} could hardly be predicted before, {why}"
+        elif change < -noise:
+            level, text = "bad", f"Bad news: part of the signal of {what} was lost"
+        elif change < -CLOSE:
+            level, why = "fair", "the change is within its sampling error"
+            text = f"The signal of {what} may be reduced; {why}"
+        numbers = f"{row['before']:.2f} as measured, {row['after']:.2f} harmonized".replace("-", "−")
+        yield {"level": level, "text": f"{text} ({row['measure']} within sites {numbers})."}
