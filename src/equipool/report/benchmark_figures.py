@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,39 +84,35 @@ MEASURES = {
 }
 
 
-@styled
 def overlap_figure(runs: pd.DataFrame) -> Figure:
     """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
+    overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False)
     shown = ("classifier_auc", "mmd", "acc", "dropped")
-    figure = Figure(figsize=(13, 3.4), layout="constrained")
-    overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
-    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
-            by = part.groupby(overlap[part.index])[column]
-            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
-            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=MEASURES[column], xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
-        axes.invert_xaxis()
-        if column == "classifier_auc":
-            axes.axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-    return figure
+    return _measures(runs, overlap.map("{:.0%}".format), shown, "overlap of the sites' ages")
+
+
+def support_figure(runs: pd.DataFrame) -> Figure:
+    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
+    apart = runs["dataset"].str.endswith(HARD).sort_values()
+    ages = apart.map({False: "ages overlap", True: "ages apart"})
+    return _measures(runs, ages, ("mmd", "classifier_acc", "dropped"), "")
 
 
 @styled
-def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    shown = ("mmd", "classifier_acc", "dropped")
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    ages = runs["dataset"].str.endswith(HARD).map({False: "ages overlap", True: "ages apart"})
-    groups = runs.assign(ages=ages).groupby(["method", "ages"], sort=False)[list(shown)]
-    by_ages = groups.mean(), groups.std(ddof=0)
+def _measures(runs: pd.DataFrame, x: pd.Series[str], shown: Sequence[str], label: str) -> Figure:
+    """Draw means of measures and their range over seeds, a line a method, and the level of chance."""
+    figure = Figure(figsize=(3.3 * len(shown), 3.4), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        mean, sd = (table.pivot_table(column, "method", "ages", sort=False) for table in by_ages)
-        mean.plot.bar(yerr=sd, ax=axes, color=list(COLOURS), legend=False, rot=30, width=0.8)
-        axes.set(title=MEASURES[column], xlabel="")
-        if column == "classifier_acc":
-            axes.axhline(runs["adv_chance"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
+        for colour, (method, part) in zip(
+            COLOURS, runs.loc[x.index].groupby("method", sort=False), strict=False
+        ):
+            by = part.groupby(x[part.index], sort=False)[column]
+            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=MEASURES[column], xlabel=label)
+        if column.startswith("classifier"):
+            chance = 0.5 if column == "classifier_auc" else runs["adv_chance"].mean()
+            axes.axhline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 

@@ -10,7 +10,7 @@ from equipool.cli.source import READERS
 from equipool.exceptions import InputError
 from equipool.preprocess.folder import find_heads, preprocess_folder, seconds_per_head
 from equipool.preprocess.heads import Steps
-from equipool.report.quality_page import write_quality
+from equipool.report.page import write_quality
 
 ENTITIES = ("session", "run", "acq", "desc")
 
