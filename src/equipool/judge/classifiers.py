@@ -84,11 +84,6 @@ class SiteClassifiers(NamedTuple):
     models: Mapping[str, Any]
     sites: NDArray[np.str_]
 
-    def predict(self, x: ArrayLike) -> dict[str, NDArray[np.str_]]:
-        """Return each classifier's prediction of the site of each row."""
-        rows = np.asarray(x, dtype=np.float64)
-        return {n: self.sites[model.predict_proba(rows).argmax(axis=1)] for n, model in self.models.items()}
-
     def score(self, x: ArrayLike, site: ArrayLike) -> list[SiteScore]:
         """Evaluate each classifier; rows of sites that it was not fitted on do not count."""
         labels = np.asarray(site).astype(str)

@@ -17,11 +17,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from equipool.data import PooledDataset
 from equipool.data.splits import deal
 from equipool.judge import scores
-from equipool.judge.classifiers import REPORTED, SiteScore, classify_site, fit_classifiers, shuffled_sites
+from equipool.judge.classifiers import CLASSIFIERS, REPORTED, SiteScore, classify_site, shuffled_sites
 from equipool.judge.scores import Columns, FloatArray, IntArray
 from equipool.progress import Progress
 from equipool.randomness import seed_for
@@ -119,15 +120,14 @@ class Fold:
         part = deal([site[first]], [], min(MOST_PARTS, max(fewest, 2)), int(rng.integers(2**31)))[number]
         if any(len(np.unique(part[site == s])) < 2 for s in np.unique(site)):
             return {}
-        true = site.astype(str)
-        predicted = {name: np.empty_like(true) for name in classifiers}
-        for k in np.unique(part):
-            fit, rest = self.test[part != k], self.test[part == k]
-            labels = shuffled_sites(self.pool.site, fit, rng) if shuffled else self.pool.site
-            fitted = fit_classifiers(x[fit], labels[fit], classifiers=classifiers, seed=seed)
-            for name, values in fitted.predict(x[rest]).items():
-                predicted[name][part == k] = values
-        return {name: float(balanced_accuracy_score(true, values)) for name, values in predicted.items()}
+        x, true = x[self.test], site.astype(str)
+        labels, result = rng.permutation(true) if shuffled else true, {}
+        for name in classifiers:
+            model, parts = CLASSIFIERS[name](seed, len(x)), PredefinedSplit(part)
+            with warnings.catch_warnings(action="ignore"):  # of convergence and small classes
+                predicted = cross_val_predict(model, x, labels, cv=parts)
+            result[name] = float(balanced_accuracy_score(true, predicted))
+        return result
 
     def number_scores(self, x: FloatArray, values: FloatArray) -> dict[str, float]:
         """Return R² of a ridge regression of values: overall, within sites, and at left-out sites."""
@@ -152,24 +152,6 @@ class Fold:
 # -- the whole protocol ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Scores on held-out participants, before and after harmonization; tables are columns by name.
-
-    ``site_scores`` has stage, classifier, fitted_on (``"training participants"``, those of the harmonizer, or
-    ``"held-out participants"``, others of the same fold), mean and sd over folds of the balanced accuracy;
-    ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, after and
-    change, each with its sd over folds; ``shares`` the site's share of each feature's variance.
-    """
-
-    site_scores: Columns
-    signals: Columns
-    shares: Columns
-    folds: int
-    participants: int
-    sites: int
-
-
 def held_out(
     pool: PooledDataset,
     before: FloatArray,
@@ -178,12 +160,19 @@ def held_out(
     subject: NDArray[Any] | None = None,
     folds: int | None = None,
     seed: int = 0,
-) -> HeldOut | None:
+) -> dict[str, Any] | None:
     """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
     ``before`` are the features as measured, (rows, features): the pool's, or regional means of images.
     ``harmonize`` takes the numbers of training rows and returns the features of all rows, harmonized by what
     was fitted on these alone. ``subject`` is the participant of each row.
+
+    Tables are columns by name: ``site_scores`` has stage, classifier, fitted_on (``"training participants"``,
+    those of the harmonizer, or ``"held-out participants"``, others of the same fold), mean and sd over folds
+    of the balanced accuracy; ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out
+    sites"``), before, after and change, each with its sd over folds; ``shares`` the site's share of each
+    feature's variance. Beside them are the titles of ``classifiers`` and the numbers of ``folds``,
+    ``participants`` and ``sites``.
     """
     from threadpoolctl import threadpool_limits
 
@@ -192,7 +181,9 @@ def held_out(
         return None
     some = np.random.default_rng(seed_for(seed, "features")).permutation(before.shape[1])[:MOST_FEATURES]
     columns = np.sort(some)
-    site, signals, shares = [], [], []
+    site: list[dict[str, Any]] = []
+    signals: list[dict[str, Any]] = []
+    shares = []
     progress = Progress("Folds judged", len(made))
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
@@ -204,14 +195,15 @@ def held_out(
             progress(done)
     tested = np.concatenate([fold.test for fold in made])
     numbers = {name: f"{name}_sd" for name in ("before", "after", "change")}
-    return HeldOut(
-        site_scores=_over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
-        signals=_over_folds(signals, ["what", "measure", "where"], numbers),
-        shares=dict(zip(("before", "after"), np.mean(shares, axis=0).round(5).tolist(), strict=True)),
-        folds=len(made),
-        participants=len(np.unique(made[0].participant[tested])),
-        sites=len(np.unique(pool.site[tested])),
-    )
+    return {
+        "site_scores": _over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
+        "signals": _over_folds(signals, ["what", "measure", "where"], numbers),
+        "shares": dict(zip(("before", "after"), np.mean(shares, axis=0).round(5).tolist(), strict=True)),
+        "classifiers": REPORTED,
+        "folds": len(made),
+        "participants": len(np.unique(made[0].participant[tested])),
+        "sites": len(np.unique(pool.site[tested])),
+    }
 
 
 def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterator[dict[str, Any]]:

@@ -34,19 +34,10 @@ EPS = float(np.finfo(np.float64).eps)
 class StatMap:
     """The effect of a target on each voxel, covariates adjusted; arrays are (voxels,).
 
-    Parameters
-    ----------
-    t, p
-        Student's t of the target's coefficient and its two-sided p-value, uncorrected; 0 and 1 where a voxel
-        could not be tested: one that never varies, or not beyond what covariates and sites explain.
-    effect
-        The coefficient, in the units of the values: the difference between the two classes, or the slope.
-    df, n
-        Residual degrees of freedom, and the number of participants.
-    tested
-        Which voxels could be tested.
-    contrast
-        What a positive effect means, such as ``"CN - AD"``.
+    ``t`` and two-sided, uncorrected ``p`` are 0 and 1 where a voxel could not be ``tested``: one that never
+    varies, or not beyond what covariates and sites explain. ``effect`` is the coefficient, in the units of
+    the values: the difference between the two classes, or the slope. ``df`` are the residual degrees of
+    freedom, ``n`` the participants; ``contrast`` says what a positive effect means, such as ``"CN - AD"``.
     """
 
     t: FloatArray
@@ -290,18 +281,10 @@ def clusters(
 ) -> pd.DataFrame:
     """List the groups of voxels connected by faces, the largest first, positive and negative effects apart.
 
-    Parameters
-    ----------
-    mask, affine
-        The volume that the voxels were taken from, and its 4 × 4 affine; coordinates are in its mm.
-    keep
-        Which voxels to group, (voxels,); default: those significant by Bonferroni at 0.001.
-
-    Returns
-    -------
-    pd.DataFrame
-        cluster (from 1), voxels, mm3, peak_t, peak_p, peak_x, peak_y, peak_z, and centre_x, centre_y,
-        centre_z, the mean place weighted by ``|t|``.
+    ``mask`` and ``affine`` are of the volume that the voxels were taken from; coordinates are in its mm.
+    ``keep`` says which voxels to group, (voxels,); default: those significant by Bonferroni at 0.001. The
+    table has cluster (from 1), voxels, mm3, peak_t, peak_p, peak_x, peak_y, peak_z, and centre_x, centre_y,
+    centre_z, the mean place weighted by ``|t|``.
     """
     affine = np.asarray(affine, dtype=np.float64)
     # Rounded, because numpy's determinant of a diagonal 8, 8, 8 is 511.9999999999994.
@@ -320,9 +303,8 @@ def clusters(
             rows.append((len(place), len(place) * size, t[voxels][peak], p[voxels][peak], *mm[0], *mm[1]))
     rows.sort(key=lambda row: (-row[0], -abs(row[2])))
     places = [f"{what}_{axis}" for what in ("peak", "centre") for axis in "xyz"]
-    table = pd.DataFrame(rows, columns=["voxels", "mm3", "peak_t", "peak_p", *places])
-    table.insert(0, "cluster", np.arange(1, len(table) + 1))
-    return table
+    columns = ["cluster", "voxels", "mm3", "peak_t", "peak_p", *places]
+    return pd.DataFrame([(k, *row) for k, row in enumerate(rows, start=1)], columns=columns)
 
 
 class Detection(NamedTuple):
@@ -350,18 +332,12 @@ def detection(
 ) -> Detection:
     """Return which share of truly affected voxels is called, and which of unaffected ones.
 
-    Parameters
-    ----------
-    affected, unaffected
-        The truth, (voxels,) each; voxels in neither do not count. One that could not be tested is not called.
-    alpha, correction
-        Significant voxels are called, as by :meth:`StatMap.significant`.
-    false_rate
-        If given, the threshold is the lowest that calls no more than this share of the unaffected voxels:
-        methods compared so differ in power alone, not in how freely they call.
-    direction
-        Numbers with the sign of the true effect, (voxels,) or one for all: a voxel counts as called in this
-        direction alone, and in either where it is 0. Default: either direction, everywhere.
+    ``affected`` and ``unaffected`` are the truth, (voxels,) each; voxels in neither do not count. One that
+    could not be tested is not called. Called are the significant voxels (:meth:`StatMap.significant`), or,
+    with ``false_rate``, those above the lowest threshold that calls no more than this share of the
+    unaffected: methods compared so differ in power alone, not in how freely they call. ``direction`` has the
+    sign of the true effect, (voxels,) or one for all: a voxel counts as called in this direction alone, and
+    in either where it is 0. Default: either direction, everywhere.
     """
     if false_rate is not None and not 0 <= false_rate < 1:
         raise InputError(f"false_rate must lie between 0 and 1. Got {false_rate}.")

@@ -86,14 +86,16 @@ MEASURES = {
 
 def overlap_figure(runs: pd.DataFrame) -> Figure:
     """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
-    overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False)
+    overlap = (
+        runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False, kind="stable")
+    )
     shown = ("classifier_auc", "mmd", "acc", "dropped")
     return _measures(runs, overlap.map("{:.0%}".format), shown, "overlap of the sites' ages")
 
 
 def support_figure(runs: pd.DataFrame) -> Figure:
     """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    apart = runs["dataset"].str.endswith(HARD).sort_values()
+    apart = runs["dataset"].str.endswith(HARD).sort_values(kind="stable")
     ages = apart.map({False: "ages overlap", True: "ages apart"})
     return _measures(runs, ages, ("mmd", "classifier_acc", "dropped"), "")
 
@@ -101,11 +103,10 @@ def support_figure(runs: pd.DataFrame) -> Figure:
 @styled
 def _measures(runs: pd.DataFrame, x: pd.Series[str], shown: Sequence[str], label: str) -> Figure:
     """Draw means of measures and their range over seeds, a line a method, and the level of chance."""
-    figure = Figure(figsize=(3.3 * len(shown), 3.4), layout="constrained")
+    figure = Figure(figsize=(3.6 * len(shown), 3.4), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        for colour, (method, part) in zip(
-            COLOURS, runs.loc[x.index].groupby("method", sort=False), strict=False
-        ):
+        methods = runs.loc[x.index].groupby("method", sort=False)
+        for colour, (method, part) in zip(COLOURS, methods, strict=False):
             by = part.groupby(x[part.index], sort=False)[column]
             axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
             axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)

@@ -242,7 +242,7 @@ def _signals(table: Columns) -> Plot:
     rows, stages = pd.DataFrame(table).dropna(subset="before"), ("before", "after")
     labels = [f"{shortened(str(row.what), 12)}, {WHERE[str(row.where)]}" for row in rows.itertuples()]
     series = [rows[[stage, f"{stage}_sd"]] for stage in stages]
-    low = min(0.0, max(float(rows[[*stages]].min(axis=None)), -0.5))
+    low = min(0.0, max(rows[[*stages]].to_numpy(float).min(), -0.5))
     figure = _dots(labels, series, "R² or AUC", low)
     return Plot({"": figure}, table, _series_legend(STAGES[stage] for stage in stages))
 
@@ -333,7 +333,10 @@ def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[s
     for site, line in part.groupby("site", sort=False):
         k = sites.index(str(site))
         axes.plot(line[covariate], line["value"], linestyle=LINES[_round(k)], **_style(k, sites[k]))
-    axes.set(xlabel=_with_unit(account, covariate), ylim=_with_room(rows["value"].min(), rows["value"].max()))
+    # Both stages have the same range.
+    axes.update_datalim([(part[covariate].min(), value) for value in rows["value"]])
+    axes.autoscale_view()
+    axes.set_xlabel(_with_unit(account, covariate))
     axes.grid(axis="y")
     return f"over {covariate}", figure
 
@@ -345,12 +348,9 @@ def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[st
         axes.plot([box["low"], box["high"]], [k, k], linewidth=1, **_style(k, str(site)))
         axes.barh(k, box["q3"] - box["q1"], 0.55, left=box["q1"], alpha=0.5, color=COLOURS[k % len(COLOURS)])
         axes.plot([box["median"]] * 2, [k - 0.28, k + 0.28], color=LIGHT["ink"])
+    axes.update_datalim([(value, 0) for value in (*rows["low"], *rows["high"])])
+    axes.autoscale_view()
     _site_axis(axes, sites)
-    axes.set(xlim=_with_room(rows["low"].min(), rows["high"].max()), xlabel="value, covariates adjusted")
+    axes.set_xlabel("value, covariates adjusted")
     axes.grid(axis="x")
     return "by site", figure
-
-
-def _with_room(low: float, high: float) -> tuple[float, float]:
-    room = 0.04 * ((high - low) or 1)
-    return low - room, high + room

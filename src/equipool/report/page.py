@@ -17,10 +17,9 @@ import pandas as pd
 from equipool.checks.findings import plural
 from equipool.files import write_whole
 from equipool.judge.scores import Columns
-from equipool.report.account import Account
+from equipool.report.account import Account, best, rows_of
 from equipool.report.figures import STAGES, report_plots
 from equipool.report.style import DARK, LIGHT
-from equipool.report.verdict import best, rows_of
 
 
 def report_page(account: Account) -> str:

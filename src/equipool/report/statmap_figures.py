@@ -93,10 +93,10 @@ class Brain:
             return np.concatenate([volume[:, :, k].T for k in heights], axis=1)
 
         style: dict[str, Any] = {"origin": "lower", "aspect": self.step[1] / self.step[0]}
-        axes.imshow(montage(self.grey), cmap="gray", vmin=0, vmax=1, interpolation="none", **style)
+        style["interpolation"] = "none"
+        axes.imshow(montage(self.grey), cmap="gray", vmin=0, vmax=1, **style)
         colours = montage(self.volume(values))
-        limits = {"vmin": -top, "vmax": top}
-        axes.imshow(colours, cmap=EFFECT_COLOURS, interpolation="none", **limits, **style)
+        axes.imshow(colours, cmap=EFFECT_COLOURS, vmin=-top, vmax=top, **style)
         if truth is not None:
             inside = montage(self.volume(truth != 0)) == 1
             if inside.any():
@@ -128,12 +128,10 @@ def statmap_figure(
     correction: Correction = "bonferroni",
     slices: int | Sequence[float] = 8,
 ) -> Figure:
-    """Draw the significant voxels of each map in axial slices, one row a map.
+    """Draw the significant voxels of each map in axial slices, one row a map, by the name to show.
 
     Parameters
     ----------
-    maps
-        Maps over the same mask, by the name to show.
     mask, affine
         The volume that the voxels were taken from, and its 4 × 4 affine.
     background
@@ -141,9 +139,7 @@ def statmap_figure(
     truth
         The true effect of each voxel, (voxels,), 0 where there is none; or true and false. Drawn as the first
         row and outlined in the others, whose titles then give the shares of affected and unaffected voxels
-        that are significant.
-    unaffected
-        Voxels that count as truly unaffected; default: all that ``truth`` has at 0.
+        that are significant. ``unaffected`` are those truly so; default: all that ``truth`` has at 0.
     alpha, correction
         As for :meth:`~equipool.judge.statmaps.StatMap.significant`.
     slices
@@ -204,18 +200,11 @@ def write_statmap(
 ) -> list[Path]:
     """Write a map as NIfTI files (float32) and tables of its clusters; return the files.
 
-    Parameters
-    ----------
-    folder
-        Where; made if it is not there.
-    name
-        How the files' names begin: ``NAME_stat-t_statmap.nii.gz``, ``NAME_stat-logp_statmap.nii.gz`` (−log10
-        of the uncorrected two-sided p), ``NAME_stat-effect_statmap.nii.gz``, ``NAME_clusters.tsv`` (of voxels
-        significant by Bonferroni, 0.001) and ``NAME_clusters-fdr.tsv`` (false discovery rate 5 %).
-    statistics, mask, affine
-        The map, the volume that its voxels were taken from, and that volume's 4 × 4 affine.
-    mni
-        Whether the affine leads to MNI space; the files say so (sform code 4).
+    ``NAME_stat-t_statmap.nii.gz``, ``NAME_stat-logp_statmap.nii.gz`` (−log10 of the uncorrected two-sided p),
+    ``NAME_stat-effect_statmap.nii.gz``, ``NAME_clusters.tsv`` (of voxels significant by Bonferroni, 0.001)
+    and ``NAME_clusters-fdr.tsv`` (false discovery rate 5 %). The folder is made if it is not there. ``mask``
+    and ``affine`` are of the volume that the voxels were taken from; ``mni`` says that it is in MNI space,
+    and the files' sform code then does too.
     """
     if not name or Path(name).name != name:
         raise InputError(f"A map cannot be called {name!r} in a file's name; leave slashes out.")
