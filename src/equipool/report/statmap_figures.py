@@ -190,13 +190,7 @@ def _largest_t(maps: Mapping[str, StatMap]) -> float:
 
 
 def write_statmap(
-    folder: str | Path,
-    name: str,
-    statistics: StatMap,
-    mask: ArrayLike,
-    affine: ArrayLike,
-    *,
-    mni: bool = False,
+    folder: str | Path, name: str, statmap: StatMap, mask: ArrayLike, affine: ArrayLike, *, mni: bool = False
 ) -> list[Path]:
     """Write a map as NIfTI files (float32) and tables of its clusters; return the files.
 
@@ -208,14 +202,14 @@ def write_statmap(
     """
     if not name or Path(name).name != name:
         raise InputError(f"A map cannot be called {name!r} in a file's name; leave slashes out.")
-    called = {"clusters": None, "clusters-fdr": statistics.significant(**FDR)}
-    tables = {what: clusters(statistics, mask, affine, keep=keep) for what, keep in called.items()}
+    called = {"clusters": None, "clusters-fdr": statmap.significant(**FDR)}
+    tables = {what: clusters(statmap, mask, affine, keep=keep) for what, keep in called.items()}
     # Where p is too small for a float, the smallest one stands for it: no infinity in a file.
-    logp = -np.log10(np.maximum(statistics.p, np.finfo(np.float64).tiny))
+    logp = -np.log10(np.maximum(statmap.p, np.finfo(np.float64).tiny))
     images: dict[str, tuple[Any, ...]] = {
-        "t": (statistics.t, "t test", (statistics.df,)),
+        "t": (statmap.t, "t test", (statmap.df,)),
         "logp": (logp, "log10 p value"),
-        "effect": (statistics.effect, "estimate"),
+        "effect": (statmap.effect, "estimate"),
     }
     files = []
     for what, (values, *intent) in images.items():
