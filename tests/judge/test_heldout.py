@@ -85,15 +85,15 @@ def test_the_harmonizer_is_given_training_rows_and_its_result_is_what_is_judged(
         return pool.features - 3.0 * pool.site[:, None]
 
     found = held_out(pool, pool.features, harmonize)
-    assert len(seen) == found.folds == 5
+    assert len(seen) == found["folds"] == 5
     assert max(seen) <= 75
     best = {}
-    for stage, mean in zip(found.site_scores["stage"], found.site_scores["mean"], strict=True):
+    for stage, mean in zip(found["site_scores"]["stage"], found["site_scores"]["mean"], strict=True):
         best[stage] = max(best.get(stage, 0), mean)
     assert set(best) == {"before", "after", "covariates", "shuffled"}
     assert best["before"] > 0.8 > 0.65 > best["after"]
-    assert found.signals["what"] == ["age"] * 3 + ["target"] * 2
-    assert np.mean(found.shares["after"]) < 0.3 < np.mean(found.shares["before"])
+    assert found["signals"]["what"] == ["age"] * 3 + ["target"] * 2
+    assert np.mean(found["shares"]["after"]) < 0.3 < np.mean(found["shares"]["before"])
 
 
 @pytest.mark.parametrize("most", [30, 500])

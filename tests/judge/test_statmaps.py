@@ -22,7 +22,7 @@ def people(request):
 def from_t(t, *, tested=None, df=100):
     t = np.asarray(t, dtype=float)
     tested = np.ones(len(t), dtype=bool) if tested is None else np.asarray(tested)
-    return StatMap(t, 2 * stats.t.sf(np.abs(t), df), t, df, "made", df + 2, tested)
+    return StatMap(t, 2 * stats.t.sf(np.abs(t), df), t, df, df + 2, tested)
 
 
 def voxel_by_voxel(values, design):
@@ -97,18 +97,16 @@ class Columns:
         return self.values[:, start:stop]
 
 
-@pytest.mark.parametrize("block", [1, 30 * 600, 2**23])
-def test_reading_in_blocks_changes_no_bit(block, monkeypatch):
+def test_reading_a_few_voxels_at_a_time_changes_no_bit():
     rng = np.random.default_rng(3)
     values = rng.normal(size=(30, 2000)).astype(np.float32) + 50
     target, age, site = np.arange(30) % 2, rng.normal(size=30), np.arange(30) % 3
     whole = stat_map(values, target, covariates=age, sites=site)
-    monkeypatch.setattr(statmaps, "BLOCK", block)
     source = Columns(values)
     parts = stat_map(source, target, covariates=age, sites=site)
     for one, other in [(whole.t, parts.t), (whole.p, parts.p), (whole.effect, parts.effect)]:
         np.testing.assert_array_equal(one, other)
-    assert source.widest <= max(block // 30, statmaps.TILE)
+    assert source.widest <= statmaps.TILE
 
 
 @pytest.mark.parametrize("level", [0.0, 0.1, 1e6 / 3])
@@ -255,7 +253,6 @@ def test_clusters_of_a_planted_blob():
     centre = [4, -10, 20 - 5 * 4 / (26 * 8 + 12)]  # drawn to the peak by its larger t
     np.testing.assert_allclose(found.loc[0, ["centre_x", "centre_y", "centre_z"]].tolist(), centre)
     np.testing.assert_allclose(found.loc[1, ["centre_x", "centre_y", "centre_z"]].tolist(), [-4, -10, 15])
-    assert clusters(from_t(t[mask]), mask, affine, min_voxels=2)["voxels"].tolist() == [27, 3]
     assert clusters(from_t(t[mask]), mask, affine, keep=t[mask] > 11)["voxels"].tolist() == [1]
     none = clusters(from_t(0 * t[mask]), mask, affine)
     assert len(none) == 0
@@ -291,7 +288,6 @@ def test_detection_counts_what_is_called():
     unaffected = (np.arange(10) >= 4) & (np.arange(10) < 8)
     found = detection(from_t(t), affected, unaffected)
     assert (found.found, found.false) == (0.75, 0.25)
-    assert (found.affected, found.unaffected) == (4, 4)
     signed = detection(from_t(t), affected, unaffected, direction=np.where(affected, 1, 0))
     assert (signed.found, signed.false) == (0.5, 0.25)
     called = from_t(t).significant(alpha=0.05, correction="fdr")
@@ -309,7 +305,10 @@ def test_detection_compares_at_one_false_rate(seed):
     for scale in (1, 3):  # one map calls far more freely than the other, and is no better for it
         found = detection(from_t(scale * t), affected, ~affected, false_rate=0.29)
         assert found.false == 0.29
-        assert found.found == (np.abs(t[affected]) > found.threshold / scale).mean()
+        assert (
+            found.found
+            == (np.abs(t[affected]) > np.quantile(np.abs(t[~affected]), 0.71, method="lower")).mean()
+        )
         assert found.auc == pytest.approx(roc_auc_score(affected, np.abs(t)))
     strict = detection(from_t(t), affected, ~affected, false_rate=0.01)
     assert strict.false == 0.01

@@ -33,7 +33,7 @@ from equipool.preprocess.heads import (
     template,
     white_matter_peak,
 )
-from equipool.report.quality_page import quality_page, quality_table
+from equipool.report.page import quality_page, quality_table
 
 COARSE = Steps(resolution=8, skip=("n4", "register"), brain_extracted=True)
 FLAGS = ["--resolution", "8", "--skip", "n4", "register", "--brain-extracted", "--jobs", "1"]

@@ -10,10 +10,9 @@ from equipool.data import PooledDataset, check
 from equipool.exceptions import InputError
 from equipool.judge.heldout import MIN_PARTICIPANTS, held_out, make_folds
 from equipool.judge.scores import site_shares
-from equipool.report.account import Account, _judged, account_of, refit_table, tau_of
+from equipool.report.account import Account, account_of, best, refit_table, tau_of, verdict
 from equipool.report.figure_tables import boxes, effects, worst
 from equipool.report.page import report_page
-from equipool.report.verdict import best, verdict
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +114,7 @@ def test_a_harmonizer_that_does_nothing_is_bad_news(pool, preflight, quick):
 
 def test_a_harmonizer_that_destroys_people_is_bad_news(pool):
     noise = np.random.default_rng(0).normal(size=pool.features.shape)
-    judged = _judged(held_out(pool, pool.features, lambda train: noise))
+    judged = held_out(pool, pool.features, lambda train: noise)
     levels = {one["text"].split("(")[0]: one["level"] for one in verdict(judged, "age")}
     assert levels["Bad news: part of the signal of age was lost "] == "bad"
 
@@ -129,7 +128,7 @@ def test_a_shared_value_that_each_site_moves_elsewhere_is_found(pool):
     after[zero, 0] = np.array([0.01, 0.02, 0.03])[pool.site[zero]]
     found = held_out(pool, before, lambda train: after)
     for who in ("training participants", "held-out participants"):
-        readings = [best(found.site_scores, stage, who)["mean"] for stage in ("before", "after")]
+        readings = [best(found["site_scores"], stage, who)["mean"] for stage in ("before", "after")]
         assert readings[1] > readings[0] + 0.1
 
 
@@ -187,9 +186,9 @@ def test_visits_of_one_person_do_not_tell_the_site_of_another(visits, monkeypatc
     pool, person = visits
     monkeypatch.setattr("equipool.judge.classifiers.EXTRA_TREES", 3)
     found = held_out(pool, pool.features, lambda train: pool.features, subject=person)
-    assert found.participants == 60
+    assert found["participants"] == 60
     for stage in ("before", "covariates"):
-        assert best(found.site_scores, stage, "held-out participants")["mean"] < 0.65
+        assert best(found["site_scores"], stage, "held-out participants")["mean"] < 0.65
 
 
 def test_the_harmonizer_is_told_who_is_who_and_a_site_may_be_unknown_in_a_fold(visits, quick):
@@ -254,7 +253,7 @@ def test_the_worse_reading_decides():
 
 def test_the_truth_itself_is_no_bad_news_where_ages_are_disjoint():
     truth = ep.simulate_table(overlap=0.0)
-    judged = _judged(held_out(truth.pool, truth.pool.features, lambda train: truth.clean))
+    judged = held_out(truth.pool, truth.pool.features, lambda train: truth.clean)
     assert [one for one in verdict(judged, "age") if one["level"] == "bad"] == []
     assert "cannot be assessed" in verdict(judged, "age")[0]["text"]
 

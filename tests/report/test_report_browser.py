@@ -11,9 +11,10 @@ import pytest
 
 import equipool as ep
 from equipool.data import PooledDataset, check
+from equipool.files import write_whole
 from equipool.judge.statmaps import stat_map
 from equipool.report.account import account_of
-from equipool.report.page import write_report
+from equipool.report.page import report_page
 from equipool.report.statmap_figures import statmap_pictures
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -63,7 +64,7 @@ def made(tmp_path_factory):
         clean = ep.SiteHarmonizer().fit_transform(pool.X, site=pool.site_labels, covariates=pool.C)
         account = account_of(pool, clean, None, check(frame, **roles))
     object.__setattr__(account, "statmap", brain_pictures()[0])
-    path = write_report(tmp_path_factory.mktemp("page") / "report.html", account)
+    path = write_whole(tmp_path_factory.mktemp("page") / "report.html", report_page(account))
     return account, path
 
 

@@ -23,7 +23,7 @@ def pool():
     truth = -3.0 * ((inside[:, 0] > 6) & (inside[:, 2] > 6))
     dx = np.resize(["AD", "CN"], 30)
     values = rng.normal(size=(30, mask.sum())) + np.outer(dx == "AD", truth)
-    return mask, truth, stat_map(values, dx, positive="AD", name="ours"), in_volume(values.mean(axis=0), mask)
+    return mask, truth, stat_map(values, dx, positive="AD"), in_volume(values.mean(axis=0), mask)
 
 
 def coloured(axes):
@@ -100,7 +100,7 @@ def test_what_cannot_be_drawn_is_said(pool):
 
 def test_files_hold_the_map(pool, tmp_path):
     mask, _, ours, _ = pool
-    files = write_statmap(tmp_path / "new", "dx", ours, mask, AFFINE, mni=True, alpha=0.05, min_voxels=2)
+    files = write_statmap(tmp_path / "new", "dx", ours, mask, AFFINE, mni=True)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
     expected = {"t": ours.t, "logp": -np.log10(ours.p), "effect": ours.effect}
     for what, values in expected.items():
@@ -110,13 +110,16 @@ def test_files_hold_the_map(pool, tmp_path):
         np.testing.assert_allclose(image.affine, AFFINE)
         np.testing.assert_allclose(image.get_fdata()[mask], values, rtol=1e-6)
         assert not image.get_fdata()[~mask].any()
-    table = pd.read_csv(tmp_path / "new" / "dx_clusters.tsv", sep="\t")
+    table = pd.read_csv(tmp_path / "new" / "dx_clusters-fdr.tsv", sep="\t")
+    assert table["voxels"].sum() == ours.significant(alpha=0.05, correction="fdr").sum() > 0
+    strict = pd.read_csv(tmp_path / "new" / "dx_clusters.tsv", sep="\t")
+    assert strict["voxels"].sum() == ours.significant().sum() < table["voxels"].sum()
     # The peak's coordinates lead to the voxel with its t in the volume.
     place = np.linalg.inv(AFFINE) @ [*table.loc[0, ["peak_x", "peak_y", "peak_z"]], 1]
     volume = in_volume(ours.t, mask)
     assert volume[tuple(place[:3].round().astype(int))] == pytest.approx(table.loc[0, "peak_t"], rel=1e-5)
     first = [path.read_bytes() for path in files]
-    again = write_statmap(tmp_path / "again", "dx", ours, mask, AFFINE, mni=True, alpha=0.05, min_voxels=2)
+    again = write_statmap(tmp_path / "again", "dx", ours, mask, AFFINE, mni=True)
     assert [path.read_bytes() for path in again] == first
 
 

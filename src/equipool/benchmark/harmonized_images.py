@@ -175,20 +175,20 @@ def disease_maps(
     all_rows, y, maps = np.arange(len(pool)), np.asarray(pool.y), {}
     positive = "AD" if "AD" in set(y) else sorted(set(y))[-1]
 
-    def add(label: str, values: Any, rows: NDArray[Any]) -> None:
-        maps[label] = stat_map(values, y[rows], covariates=pool.C[rows], positive=positive, name=label)
+    def mapped(values: Any, rows: NDArray[Any]) -> StatMap:
+        return stat_map(values, y[rows], covariates=pool.C[rows], positive=positive)
 
     for k, site in enumerate(pool.sites):
         rows = np.flatnonzero(pool.site == k)
-        add(f"{site} alone", volumes[rows], rows)
+        maps[f"{site} alone"] = mapped(volumes[rows], rows)
     for method in HARMONIZED:
         harmonized = harmonizer(method, pool, volumes, all_rows)(volumes, all_rows, pool.site)
         label = {"raw": "naive pool", "gain": "pool, gain normalised"}.get(method, method)
-        add(label, harmonized, all_rows)
+        maps[label] = mapped(harmonized, all_rows)
     for method in METHODS[:5]:
         estimator = make_method(method, 0, settings_of(name, method, settings))
         estimator.fit(volumes, pool.y, site=pool.site_labels, covariates=pool.C)
-        add(f"{method} rebuilt", estimator.reconstruct(volumes), all_rows)
+        maps[f"{method} rebuilt"] = mapped(estimator.reconstruct(volumes), all_rows)
     return maps, harmonized
 
 

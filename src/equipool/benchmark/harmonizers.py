@@ -204,7 +204,7 @@ def score_fold(
         age = part.number_scores(finite, pool.C[:, 0])
         target = part.class_scores(finite, labels) if two_classes else {}
         row: dict[str, Any] = {"table": table, "method": method, "repeat": repeat, "fold": fold}
-        row["adv"] = best_accuracy(part.site_scores(part.with_covariates(finite), BALANCED))
+        row["adv"] = best_accuracy(part.site_scores(np.hstack([finite, pool.C]), BALANCED))
         row |= {"adv_age": adv_age, "age": age["all"], "lso": age["left-out sites"]}
         row |= {"auc": target.get("all", nan), "auc_within": target.get("within sites", nan)}
         row["clean"] = nan if clean is None else r2_with_clean(finite[part.test], clean[part.test])

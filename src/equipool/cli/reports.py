@@ -24,7 +24,7 @@ from equipool.files import file_sha256, write_whole
 from equipool.judge.blocks import block_names, block_size, means_of_volumes
 from equipool.progress import say
 from equipool.report.account import Account, account_of, refit_images, refit_table, tau_of
-from equipool.report.page import write_report
+from equipool.report.page import report_page
 
 ACCOUNT, PAGE = "account.json", "report.html"
 PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
@@ -88,7 +88,7 @@ def _write(out: Path, account: Account) -> Path:
     write_whole(out / ACCOUNT, account.to_json())
     for one in account.verdict:
         say(f"{MARKS[one['level']]} {one['text']}")
-    return write_report(out / PAGE, account)
+    return write_whole(out / PAGE, report_page(account))
 
 
 def how_made(

@@ -18,14 +18,12 @@ from equipool.checks.findings import plural
 from equipool.checks.inputs import parse_labels
 from equipool.cli.source import chosen
 from equipool.data import Volumes
-from equipool.data.tables import write_table
 from equipool.exceptions import InputError
-from equipool.judge.statmaps import StatMap, clusters, detection, stat_map
+from equipool.judge.statmaps import StatMap, detection, stat_map
 from equipool.progress import say
-from equipool.report.statmap_figures import statmap_figure, statmap_pictures, write_statmap
+from equipool.report.statmap_figures import FDR, statmap_figure, statmap_pictures, write_statmap
 from equipool.report.style import save_figure
 
-FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
 CORRECTIONS: dict[str, dict[str, Any]] = {"bonferroni": {}, "fdr": FDR}
 
 
@@ -40,8 +38,6 @@ def write_statmaps(
     for name, one in maps.items():
         stem = f"{file_name}_{name.replace(' ', '-')}"
         write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
-        table = clusters(one, volumes.mask, volumes.affine, keep=one.significant(**FDR))
-        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
     truth = _simulated_truth(arguments, volumes, maps["harmonized"].contrast)
     # The cautious picture, unless there is nothing in it.
     how = {} if any(one.significant().any() for one in maps.values()) else FDR
@@ -62,7 +58,7 @@ def _before_and_after(
         files = [new / file for file in places["file"][rows.index]]
         harmonized = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
         scans = {"as measured": volumes[rows.index.to_numpy()], "harmonized": harmonized}
-        maps = {name: _map(arguments, rows, values, name) for name, values in scans.items()}
+        maps = {name: _map(arguments, rows, values) for name, values in scans.items()}
         mean = sum(block.sum(axis=0) for block in harmonized.blocks()) / len(harmonized)
         del harmonized, scans  # their files are about to go
     return maps, volumes.unmask(mean)
@@ -107,7 +103,7 @@ def require_a_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
     if rows.empty:
         raise InputError(f"--statmap {arguments.statmap}: no row has a value there; name another column.")
     try:
-        _map(arguments, rows, rows.index.to_numpy()[:, None], "")
+        _map(arguments, rows, rows.index.to_numpy()[:, None])
     except InputError as error:
         raise InputError(f"--statmap {arguments.statmap}: {error}") from error
 
@@ -117,11 +113,11 @@ def _with_value(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame[[label is not None for label in parse_labels(frame[column])]]
 
 
-def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any, name: str) -> StatMap:
+def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any) -> StatMap:
     """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
     covariates = [one for one in arguments.covariates if one != arguments.statmap]
     subject = chosen(rows, arguments.subject)
     if subject is not None and subject.is_unique:
         subject = None
     adjusted = {"covariates": chosen(rows, covariates), "subject": subject}
-    return stat_map(values, rows[arguments.statmap], **adjusted, name=name)
+    return stat_map(values, rows[arguments.statmap], **adjusted)

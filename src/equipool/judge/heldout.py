@@ -17,11 +17,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from equipool.data import PooledDataset
 from equipool.data.splits import deal
 from equipool.judge import scores
-from equipool.judge.classifiers import REPORTED, SiteScore, classify_site, fit_classifiers, shuffled_sites
+from equipool.judge.classifiers import CLASSIFIERS, REPORTED, SiteScore, classify_site, shuffled_sites
 from equipool.judge.scores import Columns, FloatArray, IntArray
 from equipool.progress import Progress
 from equipool.randomness import seed_for
@@ -95,10 +96,6 @@ class Fold:
     test: IntArray
     participant: IntArray
 
-    def with_covariates(self, x: FloatArray) -> FloatArray:
-        """Return features and covariates side by side."""
-        return np.hstack([x, self.pool.C])
-
     def site_scores(
         self, x: FloatArray, classifiers: Iterable[str], *, site: IntArray | None = None, seed: int = 0
     ) -> list[SiteScore]:
@@ -123,15 +120,14 @@ class Fold:
         part = deal([site[first]], [], min(MOST_PARTS, max(fewest, 2)), int(rng.integers(2**31)))[number]
         if any(len(np.unique(part[site == s])) < 2 for s in np.unique(site)):
             return {}
-        true = site.astype(str)
-        predicted = {name: np.empty_like(true) for name in classifiers}
-        for k in np.unique(part):
-            fit, rest = self.test[part != k], self.test[part == k]
-            labels = shuffled_sites(self.pool.site, fit, rng) if shuffled else self.pool.site
-            fitted = fit_classifiers(x[fit], labels[fit], classifiers=classifiers, seed=seed)
-            for name, values in fitted.predict(x[rest]).items():
-                predicted[name][part == k] = values
-        return {name: float(balanced_accuracy_score(true, values)) for name, values in predicted.items()}
+        x, true = x[self.test], site.astype(str)
+        labels, result = rng.permutation(true) if shuffled else true, {}
+        for name in classifiers:
+            model, parts = CLASSIFIERS[name](seed, len(x)), PredefinedSplit(part)
+            with warnings.catch_warnings(action="ignore"):  # of convergence and small classes
+                predicted = cross_val_predict(model, x, labels, cv=parts)
+            result[name] = float(balanced_accuracy_score(true, predicted))
+        return result
 
     def number_scores(self, x: FloatArray, values: FloatArray) -> dict[str, float]:
         """Return R² of a ridge regression of values: overall, within sites, and at left-out sites."""
@@ -156,24 +152,6 @@ class Fold:
 # -- the whole protocol ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Scores on held-out participants, before and after harmonization; tables are columns by name.
-
-    ``site_scores`` has stage, classifier, fitted_on (``"training participants"``, those of the harmonizer, or
-    ``"held-out participants"``, others of the same fold), mean and sd over folds of the balanced accuracy;
-    ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out sites"``), before, after and
-    change, each with its sd over folds; ``shares`` the site's share of each feature's variance.
-    """
-
-    site_scores: Columns
-    signals: Columns
-    shares: Columns
-    folds: int
-    participants: int
-    sites: int
-
-
 def held_out(
     pool: PooledDataset,
     before: FloatArray,
@@ -182,12 +160,19 @@ def held_out(
     subject: NDArray[Any] | None = None,
     folds: int | None = None,
     seed: int = 0,
-) -> HeldOut | None:
+) -> dict[str, Any] | None:
     """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
     ``before`` are the features as measured, (rows, features): the pool's, or regional means of images.
     ``harmonize`` takes the numbers of training rows and returns the features of all rows, harmonized by what
     was fitted on these alone. ``subject`` is the participant of each row.
+
+    Tables are columns by name: ``site_scores`` has stage, classifier, fitted_on (``"training participants"``,
+    those of the harmonizer, or ``"held-out participants"``, others of the same fold), mean and sd over folds
+    of the balanced accuracy; ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out
+    sites"``), before, after and change, each with its sd over folds; ``shares`` the site's share of each
+    feature's variance. Beside them are the titles of ``classifiers`` and the numbers of ``folds``,
+    ``participants`` and ``sites``.
     """
     from threadpoolctl import threadpool_limits
 
@@ -198,7 +183,7 @@ def held_out(
     columns = np.sort(some)
     site: list[dict[str, Any]] = []
     signals: list[dict[str, Any]] = []
-    shares: list[FloatArray] = []
+    shares = []
     progress = Progress("Folds judged", len(made))
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
@@ -209,26 +194,23 @@ def held_out(
             shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in (before, after)]))
             progress(done)
     tested = np.concatenate([fold.test for fold in made])
-    before_after = np.mean(shares, axis=0).round(5).tolist()
-    return HeldOut(
-        site_scores=_over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
-        signals=_over_folds(
-            signals,
-            ["what", "measure", "where"],
-            {name: f"{name}_sd" for name in ("before", "after", "change")},
-        ),
-        shares=dict(zip(("before", "after"), before_after, strict=True)),
-        folds=len(made),
-        participants=len(np.unique(made[0].participant[tested])),
-        sites=len(np.unique(pool.site[tested])),
-    )
+    numbers = {name: f"{name}_sd" for name in ("before", "after", "change")}
+    return {
+        "site_scores": _over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
+        "signals": _over_folds(signals, ["what", "measure", "where"], numbers),
+        "shares": dict(zip(("before", "after"), np.mean(shares, axis=0).round(5).tolist(), strict=True)),
+        "classifiers": REPORTED,
+        "folds": len(made),
+        "participants": len(np.unique(made[0].participant[tested])),
+        "sites": len(np.unique(pool.site[tested])),
+    }
 
 
 def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterator[dict[str, Any]]:
     """Predict the site from each stage, by classifiers fitted on training rows and among test rows."""
     rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
     shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
-    stages = {stage: fold.with_covariates(x) for stage, x in features.items()}
+    stages = {stage: np.hstack([x, fold.pool.C]) for stage, x in features.items()}
     stages |= {"covariates": fold.pool.C, "shuffled": stages["after"]}
     for stage, x in stages.items():
         if not x.shape[1]:
@@ -243,24 +225,21 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
 
 
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
-    """Predict each covariate and the target from features alone."""
-    for name, values, is_class in _variables(fold.pool):
+    """Predict each covariate and the target, where they vary, from features alone."""
+    pool = fold.pool
+    variables = [*zip(pool.covariate_names, pool.C.T, strict=True)]
+    if pool.y is not None:
+        variables.append((pool.target_name, pool.y.astype(str) if pool.task == "class" else pool.y))
+    for name, values in variables:
+        distinct = len(np.unique(values))
+        if distinct < 2:
+            continue
+        is_class = values.dtype.kind == "U" or (distinct == 2 and name in pool.covariate_names)
         score = fold.class_scores if is_class else fold.number_scores
         before, after = (score(x, values) for x in features.values())
         for where, value in before.items():
             row = {"what": name, "measure": "AUC" if is_class else "R²", "where": where}
             yield row | {"before": value, "after": after[where], "change": after[where] - value}
-
-
-def _variables(pool: PooledDataset) -> Iterator[tuple[str, NDArray[Any], bool]]:
-    """Yield name, values and whether these are classes, of covariates and target that vary."""
-    for name, values in zip(pool.covariate_names, pool.C.T, strict=True):
-        distinct = len(np.unique(values))
-        if distinct > 1:
-            yield name, values, distinct == 2
-    if pool.y is not None and len(np.unique(pool.y.astype(str))) > 1:
-        is_class = pool.task == "class"
-        yield pool.target_name, pool.y.astype(str) if is_class else pool.y, is_class
 
 
 def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: dict[str, str]) -> Columns:

@@ -7,10 +7,10 @@ up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in propor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
@@ -24,7 +24,7 @@ from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
 
-SCORES_VERSION = 1  # raise it when a score or a classifier changes: kept results are then recomputed
+SCORES_VERSION = 2  # raise it when a score or a classifier changes: kept results are then recomputed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
@@ -93,12 +93,10 @@ def auc(
     areas = []
     for k in [1] if len(classes) == 2 else range(len(classes)):
         positive = true == classes[k]
-        pairs = [int(positive[rows].sum() * (~positive[rows]).sum()) for rows in groups]
-        each = [
-            roc_auc_score(positive[rows], probability[rows, k]) if count else 0.0
-            for rows, count in zip(groups, pairs, strict=True)
-        ]
-        if any(pairs):
+        some = [rows for rows in groups if 0 < positive[rows].sum() < len(rows)]
+        pairs = [positive[rows].sum() * (~positive[rows]).sum() for rows in some]
+        if some:
+            each = [roc_auc_score(positive[rows], probability[rows, k]) for rows in some]
             areas.append(np.average(each, weights=pairs))
     return float(np.mean(areas)) if areas else float("nan")
 
@@ -199,20 +197,18 @@ def _one_by_one(vectors: Tensor, age: Tensor) -> float:
     return 2 * total
 
 
-def mmd_measure(z: ArrayLike, site: ArrayLike, *, unbiased: bool = True) -> float:
+def mmd_measure(z: ArrayLike, site: ArrayLike) -> float:
     """M: the squared MMD of equation (7) between sites, averaged over pairs of sites.
 
     The kernel is exp(−6‖z̃ − z̃'‖²/n): n/6 is the expected squared distance of two points of the unit cube, so
-    the width needs no choice. ``unbiased`` leaves each row's distance to itself out: M is 0 on average where
-    sites do not differ, and may come out slightly negative. The V-statistic (``unbiased=False``) adds about
-    one over the rows of the smallest site, more for codes that spread.
+    the width needs no choice. Each row's distance to itself is left out: M is 0 on average where sites do not
+    differ, and may come out slightly negative. The V-statistic (:attr:`Discrepancy.biased`) adds about one
+    over the rows of the smallest site, more for codes that spread.
     """
-    result = discrepancy(z, site, draws=0)
-    return result.unbiased if unbiased else result.biased
+    return discrepancy(z, site, draws=0).unbiased
 
 
-@dataclass(frozen=True, eq=False)
-class Discrepancy:
+class Discrepancy(NamedTuple):
     """M (:func:`mmd_measure`), its V-statistic, and M where the sites were shuffled: by chance, (draws,)."""
 
     unbiased: float
@@ -260,11 +256,9 @@ def _sample(codes: IntArray) -> IntArray:
     if len(codes) <= MOST:
         return np.arange(len(codes))
     shuffled = np.random.default_rng(0).permutation(len(codes))
-    order = shuffled[np.argsort(codes[shuffled], kind="stable")]
-    counts = np.bincount(codes)
-    place = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the site
-    share = np.maximum(counts * MOST // len(codes), 2)
-    return np.sort(order[place < np.repeat(share, counts)])
+    place = pd.Series(shuffled).groupby(codes[shuffled]).cumcount().to_numpy()  # within the site
+    share = np.maximum(np.bincount(codes) * MOST // len(codes), 2)
+    return np.sort(shuffled[place < share[codes[shuffled]]])
 
 
 # -- the site's share of each feature's variance -----------------------------------------------------------

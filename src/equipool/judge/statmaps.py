@@ -1,19 +1,20 @@
 """Voxel-wise statistics: t-maps of a target with covariates adjusted, clusters, comparison with the truth.
 
 One ordinary least-squares regression for each voxel, all with the same design, so that one QR decomposition
-serves all of them. Voxels are read a block at a time: memory does not grow with their number.
+serves all of them. Voxels are read a tile at a time: memory does not grow with their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import ndimage, sparse, special, stats
+from sklearn.metrics import roc_auc_score
 
 from equipool.checks.errors import check_inputs
 from equipool.checks.findings import listed, plural
@@ -24,8 +25,7 @@ from equipool.judge.scores import FloatArray
 Correction = Literal["bonferroni", "fdr"] | None
 BoolArray = NDArray[np.bool_]
 
-BLOCK = 2**23  # numbers read at once, rows × voxels: 32 MiB
-TILE = 256  # voxels computed at once, which fit into the processor's cache
+TILE = 512  # voxels read and computed at once
 COLLINEAR = 1e-8  # residual of a column of the design, as a share of it, that counts as zero
 EPS = float(np.finfo(np.float64).eps)
 
@@ -34,28 +34,16 @@ EPS = float(np.finfo(np.float64).eps)
 class StatMap:
     """The effect of a target on each voxel, covariates adjusted; arrays are (voxels,).
 
-    Parameters
-    ----------
-    t, p
-        Student's t of the target's coefficient and its two-sided p-value, uncorrected; 0 and 1 where a voxel
-        could not be tested: one that never varies, or not beyond what covariates and sites explain.
-    effect
-        The coefficient, in the units of the values: the difference between the two classes, or the slope.
-    df, n
-        Residual degrees of freedom, and the number of participants.
-    name
-        What the map is called in figures and files.
-    tested
-        Which voxels could be tested.
-    contrast
-        What a positive effect means, such as ``"CN - AD"``.
+    ``t`` and two-sided, uncorrected ``p`` are 0 and 1 where a voxel could not be ``tested``: one that never
+    varies, or not beyond what covariates and sites explain. ``effect`` is the coefficient, in the units of
+    the values: the difference between the two classes, or the slope. ``df`` are the residual degrees of
+    freedom, ``n`` the participants; ``contrast`` says what a positive effect means, such as ``"CN - AD"``.
     """
 
     t: FloatArray
     p: FloatArray
     effect: FloatArray
     df: int
-    name: str
     n: int
     tested: BoolArray
     contrast: str = ""
@@ -92,7 +80,6 @@ def stat_map(
     sites: Any = None,
     positive: Any = None,
     subject: Any = None,
-    name: str = "",
 ) -> StatMap:
     """Regress every voxel on the target, with covariates and sites adjusted where they are given.
 
@@ -100,7 +87,7 @@ def stat_map(
     ----------
     values
         (rows, voxels): an array, or an object with ``shape`` and ``columns(start, stop)``, such as
-        memory-mapped volumes, which is read a block at a time.
+        memory-mapped volumes.
     target
         Two classes, as any labels, or numbers. The effect is the second class in sorted order minus the
         first, or ``positive`` minus the other; for more than two numbers it is the slope.
@@ -110,8 +97,6 @@ def stat_map(
         Labels; each site then has an intercept.
     subject
         The participant of each row, where participants have several: each counts once, with mean values.
-    name
-        What the map is called in figures and files.
 
     Examples
     --------
@@ -140,11 +125,10 @@ def stat_map(
     n = len(basis)
     df = n - basis.shape[1]
     effect, t, tested = np.zeros(voxels), np.zeros(voxels), np.zeros(voxels, dtype=bool)
-    for start, tile in _tiles(values):
-        part = slice(start, start + tile.shape[1])
+    for part, tile in _tiles(values):
         effect[part], t[part], tested[part] = _regress(tile if means is None else means @ tile, basis, scale)
     p = np.where(tested, 2 * special.stdtr(df, -np.abs(t)), 1.0)
-    return StatMap(t, p, effect, df, name, n, tested, contrast)
+    return StatMap(t, p, effect, df, n, tested, contrast)
 
 
 def _participant_means(subject: Any, target: FloatArray, *, classes: bool) -> sparse.csr_array:
@@ -164,26 +148,19 @@ def _participant_means(subject: Any, target: FloatArray, *, classes: bool) -> sp
     return sparse.csr_array((1.0 / counts[codes], (codes, np.arange(len(codes)))))
 
 
-def _tiles(values: Any) -> Iterator[tuple[int, FloatArray]]:
-    """Yield a few voxels at a time, checked, with the number of the first one.
-
-    Tiles begin at the same voxels whatever the size of a block, so results are the same to the last bit.
-    """
-    n, voxels = values.shape
-    width = TILE * max(BLOCK // (n * TILE), 1)
-    for start in range(0, voxels, width):
-        stop = min(start + width, voxels)
-        block = values.columns(start, stop) if hasattr(values, "columns") else values[:, start:stop]
-        for first in range(0, stop - start, TILE):
-            tile = np.ascontiguousarray(block[:, first : first + TILE], dtype=np.float64)
-            if not np.isfinite(tile).all():
-                row, column = np.argwhere(~np.isfinite(tile))[0]
-                raise InputError(
-                    f"Voxel {start + first + column + 1} of row {row + 1} is {tile[row, column]}; every "
-                    "voxel needs a finite number: fill it in, or leave it out of the mask."
-                )
-            yield start + first, tile
-        del block  # or two of them would be held while the next one is read
+def _tiles(values: Any) -> Iterator[tuple[slice, FloatArray]]:
+    """Yield a few voxels at a time, checked, with their places."""
+    for start in range(0, values.shape[1], TILE):
+        part = slice(start, min(start + TILE, values.shape[1]))
+        some = values.columns(part.start, part.stop) if hasattr(values, "columns") else values[:, part]
+        tile = np.ascontiguousarray(some, dtype=np.float64)
+        if not np.isfinite(tile).all():
+            row, column = np.argwhere(~np.isfinite(tile))[0]
+            raise InputError(
+                f"Voxel {start + column + 1} of row {row + 1} is {tile[row, column]}; every voxel needs a "
+                "finite number: fill it in, or leave it out of the mask."
+            )
+        yield part, tile
 
 
 def _regress(tile: FloatArray, basis: FloatArray, scale: float) -> tuple[FloatArray, FloatArray, BoolArray]:
@@ -248,37 +225,33 @@ def _basis(y: FloatArray, inputs: Inputs, means: sparse.csr_array | None) -> tup
     columns = np.column_stack([C - C.mean(axis=0), y - y.mean()])
     Q, R = np.linalg.qr(np.column_stack([intercepts, columns]))
     collinear = np.abs(np.diagonal(R)) <= COLLINEAR * np.linalg.norm(R, axis=0)
-    _refuse_collinear(collinear[intercepts.shape[1] :], intercepts, columns, inputs.covariate_names)
+    fixed = np.flatnonzero(collinear[intercepts.shape[1] :])
+    if len(fixed):
+        _refuse_collinear(fixed[0], intercepts, columns, inputs.covariate_names)
     return Q, float(R[-1, -1])
 
 
 def _refuse_collinear(
-    collinear: BoolArray, intercepts: FloatArray, columns: FloatArray, names: tuple[str, ...]
-) -> None:
+    k: int, intercepts: FloatArray, columns: FloatArray, names: tuple[str, ...]
+) -> NoReturn:
     """Raise an error for a covariate or the target that columns before it determine, and name both."""
-    before = [("the sites", intercepts)] if intercepts.shape[1] > 1 else []
-    for k, column in enumerate(columns.T):
-        if collinear[k] and k == len(names):
-            raise InputError(
-                f"The target is fixed by {_cause(before, column)}, so their effects cannot be separated; "
-                "adjust for less, or take participants for whom they differ."
-            )
-        if collinear[k] and np.ptp(column) == 0:
-            raise InputError(f"The covariate {names[k]!r} is the same in every row; leave it out.")
-        if collinear[k]:
-            raise InputError(
-                f"The covariate {names[k]!r} is fixed by {_cause(before, column)}; leave one of them out."
-            )
-        before.append((repr(names[k]) if k < len(names) else "", columns[:, [k]]))
-
-
-def _cause(before: list[tuple[str, FloatArray]], column: FloatArray) -> str:
-    """Return the one thing that explains the column fully, or all of them together."""
-    for name, columns in before:
-        residual = column - columns @ np.linalg.lstsq(columns, column)[0]
+    column = columns[:, k]
+    if k < len(names) and np.ptp(column) == 0:
+        raise InputError(f"The covariate {names[k]!r} is the same in every row; leave it out.")
+    before = {"the sites": intercepts} if intercepts.shape[1] > 1 else {}
+    before |= {repr(name): columns[:, [j]] for j, name in enumerate(names[:k])}
+    cause = " and ".join(before)
+    for name, part in before.items():  # is it one of them alone?
+        residual = column - part @ np.linalg.lstsq(part, column)[0]
         if np.linalg.norm(residual) <= COLLINEAR * np.linalg.norm(column):
-            return name
-    return " and ".join(name for name, _ in before)
+            cause = name
+            break
+    if k < len(names):
+        raise InputError(f"The covariate {names[k]!r} is fixed by {cause}; leave one of them out.")
+    raise InputError(
+        f"The target is fixed by {cause}, so their effects cannot be separated; adjust for less, or take "
+        "participants for whom they differ."
+    )
 
 
 # -- maps in space, and beside the truth -------------------------------------------------------------------
@@ -304,43 +277,25 @@ def in_volume(values: ArrayLike, mask: ArrayLike, *, fill: float = 0.0) -> Float
 
 
 def clusters(
-    statistics: StatMap,
-    mask: ArrayLike,
-    affine: ArrayLike,
-    *,
-    keep: ArrayLike | None = None,
-    min_voxels: int = 1,
+    statistics: StatMap, mask: ArrayLike, affine: ArrayLike, *, keep: ArrayLike | None = None
 ) -> pd.DataFrame:
     """List the groups of voxels connected by faces, the largest first, positive and negative effects apart.
 
-    Parameters
-    ----------
-    mask, affine
-        The volume that the voxels were taken from, and its 4 × 4 affine; coordinates are in its mm.
-    keep
-        Which voxels to group, (voxels,); default: those significant by Bonferroni at 0.001.
-    min_voxels
-        Smaller clusters are left out.
-
-    Returns
-    -------
-    pd.DataFrame
-        cluster (from 1), voxels, mm3, peak_t, peak_p, peak_x, peak_y, peak_z, and centre_x, centre_y,
-        centre_z, the mean place weighted by ``|t|``.
+    ``mask`` and ``affine`` are of the volume that the voxels were taken from; coordinates are in its mm.
+    ``keep`` says which voxels to group, (voxels,); default: those significant by Bonferroni at 0.001. The
+    table has cluster (from 1), voxels, mm3, peak_t, peak_p, peak_x, peak_y, peak_z, and centre_x, centre_y,
+    centre_z, the mean place weighted by ``|t|``.
     """
     affine = np.asarray(affine, dtype=np.float64)
-    # By hand, because numpy's determinant of a diagonal 8, 8, 8 is 511.9999999999994.
-    size = abs(float(np.cross(affine[:3, 0], affine[:3, 1]) @ affine[:3, 2]))
-    keep = statistics.significant() if keep is None else _flags("keep", keep, statistics)
+    # Rounded, because numpy's determinant of a diagonal 8, 8, 8 is 511.9999999999994.
+    size = round(abs(float(np.linalg.det(affine[:3, :3]))), 9)
     t, p = in_volume(statistics.t, mask), in_volume(statistics.p, mask, fill=1.0)
-    kept = in_volume(keep, mask) > 0
+    kept = in_volume(statistics.significant() if keep is None else keep, mask) > 0
     rows = []
     for side in (t > 0, t < 0):
         labels, _ = ndimage.label(kept & side)
         for k, box in enumerate(ndimage.find_objects(labels), start=1):
             place = np.argwhere(labels[box] == k) + [axis.start for axis in box]
-            if len(place) < min_voxels:
-                continue
             voxels = tuple(place.T)
             peak = np.argmax(np.abs(t[voxels]))
             centre = np.average(place, axis=0, weights=np.abs(t[voxels]))
@@ -348,33 +303,21 @@ def clusters(
             rows.append((len(place), len(place) * size, t[voxels][peak], p[voxels][peak], *mm[0], *mm[1]))
     rows.sort(key=lambda row: (-row[0], -abs(row[2])))
     places = [f"{what}_{axis}" for what in ("peak", "centre") for axis in "xyz"]
-    table = pd.DataFrame(rows, columns=["voxels", "mm3", "peak_t", "peak_p", *places])
-    table.insert(0, "cluster", np.arange(1, len(table) + 1))
-    return table
+    columns = ["cluster", "voxels", "mm3", "peak_t", "peak_p", *places]
+    return pd.DataFrame([(k, *row) for k, row in enumerate(rows, start=1)], columns=columns)
 
 
-@dataclass(frozen=True)
-class Detection:
+class Detection(NamedTuple):
     """How a map agrees with the truth.
 
-    Parameters
-    ----------
-    found, false
-        The shares of truly affected and of unaffected voxels that are called.
-    auc
-        The area under the ROC curve: how often an affected voxel has a larger score than an unaffected one.
-    threshold
-        Voxels with a score above it are called; the score is ``|t|``, or t in the true effect's direction.
-    affected, unaffected
-        How many voxels there are of either.
+    ``found`` and ``false`` are the shares of truly affected and of unaffected voxels that are called; ``auc``
+    is the area under the ROC curve: how often an affected voxel has a larger score than an unaffected one.
+    The score is ``|t|``, or t in the true effect's direction.
     """
 
     found: float
     false: float
     auc: float
-    threshold: float
-    affected: int
-    unaffected: int
 
 
 def detection(
@@ -389,22 +332,23 @@ def detection(
 ) -> Detection:
     """Return which share of truly affected voxels is called, and which of unaffected ones.
 
-    Parameters
-    ----------
-    affected, unaffected
-        The truth, (voxels,) each; voxels in neither do not count. One that could not be tested is not called.
-    alpha, correction
-        Significant voxels are called, as by :meth:`StatMap.significant`.
-    false_rate
-        If given, the threshold is the lowest that calls no more than this share of the unaffected voxels:
-        methods compared so differ in power alone, not in how freely they call.
-    direction
-        Numbers with the sign of the true effect, (voxels,) or one for all: a voxel counts as called in this
-        direction alone, and in either where it is 0. Default: either direction, everywhere.
+    ``affected`` and ``unaffected`` are the truth, (voxels,) each; voxels in neither do not count. One that
+    could not be tested is not called. Called are the significant voxels (:meth:`StatMap.significant`), or,
+    with ``false_rate``, those above the lowest threshold that calls no more than this share of the
+    unaffected: methods compared so differ in power alone, not in how freely they call. ``direction`` has the
+    sign of the true effect, (voxels,) or one for all: a voxel counts as called in this direction alone, and
+    in either where it is 0. Default: either direction, everywhere.
     """
     if false_rate is not None and not 0 <= false_rate < 1:
         raise InputError(f"false_rate must lie between 0 and 1. Got {false_rate}.")
-    yes, no = _flags("affected", affected, statistics), _flags("unaffected", unaffected, statistics)
+    yes, no = np.asarray(affected), np.asarray(unaffected)
+    for name, flags in {"affected": yes, "unaffected": no}.items():
+        if flags.shape != statistics.t.shape:
+            raise InputError(
+                f"{name} must say yes or no for each of the map's {len(statistics.t)} voxels. "
+                f"Got shape {flags.shape}."
+            )
+    yes, no = yes.astype(bool), no.astype(bool)
     if not yes.any() or not no.any() or (yes & no).any():
         raise InputError(
             f"There are {yes.sum()} affected and {no.sum()} unaffected voxels, {(yes & no).sum()} both; "
@@ -413,28 +357,10 @@ def detection(
     sign = np.broadcast_to(np.sign(0 if direction is None else direction), statistics.t.shape)
     score = np.where(sign == 0, np.abs(statistics.t), sign * statistics.t)
     if false_rate is None:
-        called = statistics.significant(alpha=alpha, correction=correction)
-        # p falls as |t| grows, so that the voxels called are those above the largest |t| that is not.
-        threshold = float(np.abs(statistics.t[~called]).max(initial=0.0))
+        called = statistics.significant(alpha=alpha, correction=correction) & (score > 0)
     else:
         # A little is added because 0.29 · 100 is 28.999…
-        threshold = float(np.sort(score[no])[-1 - int(false_rate * no.sum() + 1e-9)])
-    ranks = stats.rankdata(np.concatenate([score[yes], score[no]]))[: yes.sum()]
-    return Detection(
-        found=float((score[yes] > threshold).mean()),
-        false=float((score[no] > threshold).mean()),
-        auc=float((ranks.mean() - (yes.sum() + 1) / 2) / no.sum()),
-        threshold=threshold,
-        affected=int(yes.sum()),
-        unaffected=int(no.sum()),
-    )
-
-
-def _flags(name: str, values: ArrayLike, statistics: StatMap) -> BoolArray:
-    flags = np.asarray(values)
-    if flags.shape != statistics.t.shape:
-        raise InputError(
-            f"{name} must say yes or no for each of the map's {len(statistics.t)} voxels. "
-            f"Got shape {flags.shape}."
-        )
-    return flags.astype(bool)
+        called = score > np.sort(score[no])[-1 - int(false_rate * no.sum() + 1e-9)]
+    either = yes | no
+    area = float(roc_auc_score(yes[either], score[either]))
+    return Detection(float(called[yes].mean()), float(called[no].mean()), area)

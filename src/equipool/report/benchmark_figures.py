@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import cross_val_predict
 
 from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
-from equipool.data import PooledDataset, Volumes
-from equipool.report.figure_tables import density_table, embedding
-from equipool.report.figures import draw_densities
+from equipool.report.figure_tables import embedding
 from equipool.report.statmap_figures import statmap_figure, write_statmap
 from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, spread, styled
 
@@ -29,7 +26,7 @@ SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 
 def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
     """Draw what can be drawn from the runs in a folder and return the files."""
-    figures: dict[str, Figure] = {}
+    figures, names = {}, set(runs["dataset"])
     for dataset, part in runs.groupby("dataset", sort=False):
         stem = file_stem(str(dataset))
         files = part[part["seed"] == 0].set_index("method")["tau_file"]
@@ -37,11 +34,10 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
         vectors = {m: dict(np.load(path)) for m, path in paths.items() if path.is_file()}
         if vectors and not str(dataset).startswith(OVERLAP):
             figures[f"{stem}-tau"] = tau_figure(vectors, part.groupby("method")["age_rank"].mean())
-    for hard in sorted({d for d in runs["dataset"] if str(d).endswith(HARD)}):
-        easy = hard.removesuffix(HARD)
-        if easy in set(runs["dataset"]):
-            part = runs[runs["dataset"].isin([easy, hard])]
-            figures[f"{file_stem(easy)}-support"] = support_figure(part)
+    for easy in sorted(name for name in names if name + HARD in names):
+        figures[f"{file_stem(easy)}-support"] = support_figure(
+            runs[runs["dataset"].isin([easy, easy + HARD])]
+        )
     shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
     if len(set(shifted["dataset"])) > 1:
         figures["overlap"] = overlap_figure(shifted)
@@ -88,39 +84,36 @@ MEASURES = {
 }
 
 
-@styled
 def overlap_figure(runs: pd.DataFrame) -> Figure:
     """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
+    overlap = (
+        runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False, kind="stable")
+    )
     shown = ("classifier_auc", "mmd", "acc", "dropped")
-    figure = Figure(figsize=(13, 3.4), layout="constrained")
-    overlap = runs["dataset"].str.removeprefix(OVERLAP).astype(float)
-    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
-            by = part.groupby(overlap[part.index])[column]
-            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
-            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=MEASURES[column], xlabel="overlap of the sites' ages", xticks=sorted(set(overlap)))
-        axes.invert_xaxis()
-        if column == "classifier_auc":
-            axes.axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-    return figure
+    return _measures(runs, overlap.map("{:.0%}".format), shown, "overlap of the sites' ages")
+
+
+def support_figure(runs: pd.DataFrame) -> Figure:
+    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
+    apart = runs["dataset"].str.endswith(HARD).sort_values(kind="stable")
+    ages = apart.map({False: "ages overlap", True: "ages apart"})
+    return _measures(runs, ages, ("mmd", "classifier_acc", "dropped"), "")
 
 
 @styled
-def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    shown = ("mmd", "classifier_acc", "dropped")
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    ages = runs["dataset"].str.endswith(HARD).map({False: "ages overlap", True: "ages apart"})
-    groups = runs.assign(ages=ages).groupby(["method", "ages"], sort=False)[list(shown)]
-    by_ages = groups.mean(), groups.std(ddof=0)
+def _measures(runs: pd.DataFrame, x: pd.Series[str], shown: Sequence[str], label: str) -> Figure:
+    """Draw means of measures and their range over seeds, a line a method, and the level of chance."""
+    figure = Figure(figsize=(3.6 * len(shown), 3.4), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        mean, sd = (table.pivot_table(column, "method", "ages", sort=False) for table in by_ages)
-        mean.plot.bar(yerr=sd, ax=axes, color=list(COLOURS), legend=False, rot=30, width=0.8)
-        axes.set(title=MEASURES[column], xlabel="")
-        if column == "classifier_acc":
-            axes.axhline(runs["adv_chance"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
+        methods = runs.loc[x.index].groupby("method", sort=False)
+        for colour, (method, part) in zip(COLOURS, methods, strict=False):
+            by = part.groupby(x[part.index], sort=False)[column]
+            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=MEASURES[column], xlabel=label)
+        if column.startswith("classifier"):
+            chance = 0.5 if column == "classifier_auc" else runs["adv_chance"].mean()
+            axes.axhline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
@@ -152,11 +145,12 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
             repeats = part.groupby(["method", "repeat"], sort=False)[["adv", measure]].mean()
             for method, points in repeats.groupby(level="method", sort=False):
                 colour, mark, inside = FRONTIER.get(str(method), (COLOURS[6], "o", "white"))
-                (x, xerr), (y, yerr) = _mean_and_range(points["adv"]), _mean_and_range(points[measure])
-                style: dict[str, Any] = {"color": colour, "mfc": inside, "mew": 1}
-                handles[str(method)] = line.errorbar(
-                    [x], [y], xerr=xerr, yerr=yerr, fmt=mark, ms=12 if mark == "*" else 7, **style
-                )
+                middle = points.mean()
+                reach = np.abs(points.agg(["min", "max"]) - middle)
+                error = {"xerr": reach[["adv"]], "yerr": reach[[measure]]}
+                style: dict[str, Any] = {"color": colour, "mfc": inside, "mew": 1, "fmt": mark}
+                style["ms"] = 12 if mark == "*" else 7
+                handles[str(method)] = line.errorbar(*middle, **error, **style)
             line.axvline(part["adv_age"].mean(), color=LIGHT["ink"], linestyle=":", linewidth=1)
             low, high = line.get_xlim()
             line.set_xlim(min(low, (low + high - NARROWEST) / 2), max(high, (low + high + NARROWEST) / 2))
@@ -167,18 +161,12 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
     return figure
 
 
-def _mean_and_range(values: pd.Series[float]) -> tuple[float, list[list[float]]]:
-    """Return the mean, and how far values reach below and above it; rounding must not make that negative."""
-    mean = values.mean()
-    return mean, [[max(mean - values.min(), 0.0)], [max(values.max() - mean, 0.0)]]
-
-
 # -- images ------------------------------------------------------------------------------------------------
 
 
 def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
     """Draw a cohort before and after harmonization; write t-maps as NIfTI files. Return the figures."""
-    stem, volumes, pool, truth = file_stem(result.name), result.volumes, result.pool, result.truth
+    stem, volumes, truth = file_stem(result.name), result.volumes, result.truth
     largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
     mean = sum(rows.sum(axis=0, dtype=np.float64) for rows in result.harmonized.blocks()) / len(volumes)
     for name, statistics in result.maps.items():
@@ -186,74 +174,38 @@ def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
         write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
     shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
     brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
-    sides: dict[str, Any] = {}
-    if truth is not None:
-        sides = {"truth": truth.direction, "unaffected": truth.unaffected}
-    clean = None if truth is None else truth.clean
-    figures = {
-        "slices": slices_figure(pool, volumes),
-        "harmonized": harmonized_figure(pool, volumes, result.harmonized, clean),
-        "ages": ages_figure(pool),
-        "tmaps": statmap_figure(shown, *brain, **sides),
-    }
+    sides: dict[str, Any] = (
+        {} if truth is None else {"truth": truth.direction, "unaffected": truth.unaffected}
+    )
+    figures = {"harmonized": harmonized_figure(result), "tmaps": statmap_figure(shown, *brain, **sides)}
     return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
 
 
-def slices_figure(pool: PooledDataset, volumes: Volumes) -> Figure:
-    """Draw one participant of each scanner in each of three age groups, as the scanner gave them."""
-    age, rows = pool.C[:, 0], []
-    for k, site in enumerate(pool.sites):
-        here = np.flatnonzero(pool.site == k)
-        some = [int(here[np.argmin(np.abs(age[here] - q))]) for q in np.quantile(age, [0.05, 0.5, 0.95])]
-        words = [f"{site}, {age[one]:.0f} years, {'' if pool.y is None else pool.y[one]}" for one in some]
-        rows.append({text: _at_median_one(volumes, one) for text, one in zip(words, some, strict=True)})
-    return slice_pairs(volumes, rows)
-
-
-def harmonized_figure(
-    pool: PooledDataset, volumes: Volumes, harmonized: Volumes, clean: Volumes | None
-) -> Figure:
-    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known."""
-    rows = []
-    for k, site in enumerate(pool.sites):
-        here = np.flatnonzero(pool.site == k)
-        one = int(here[np.argsort(pool.C[here, 0])[len(here) // 2]])
-        raw, better = _at_median_one(volumes, one), _at_median_one(harmonized, one)
-        row = {"raw": raw, "harmonized": better, "raw − harmonized": raw - better}
-        if clean is not None:
-            row["clean"] = _at_median_one(clean, one)
-        rows.append({f"{site}: {name}": values for name, values in row.items()})
-    return slice_pairs(volumes, rows)
-
-
 @styled
-def slice_pairs(volumes: Volumes, rows: Sequence[Mapping[str, NDArray[np.floating]]]) -> Figure:
-    """Draw rows of volumes, by title: an axial slice at the ventricles and a coronal one at the hippocampus.
+def harmonized_figure(result: VolumeResult) -> Figure:
+    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known.
 
-    A title with a minus sign is of a difference.
+    Each is an axial slice at the ventricles and a coronal one at the hippocampus.
     """
-    figure = Figure(figsize=(4.3 * len(rows[0]), 2.6 * len(rows)), layout="constrained")
-    for line, row in zip(figure.subplots(len(rows), 2 * len(rows[0]), squeeze=False), rows, strict=True):
-        for pair, (title, values) in zip(line.reshape(-1, 2), row.items(), strict=True):
-            box, difference = volumes.unmask(values), "−" in title
-            limits = {"vmin": -0.3, "vmax": 0.3} if difference else {"vmin": 0.0, "vmax": 1.6}
+    pool, volumes = result.pool, result.volumes
+    clean = [] if result.truth is None else [result.truth.clean]
+    names = ["raw", "harmonized", "raw − harmonized", *["clean"] * len(clean)]
+    size = len(pool.sites), 2 * len(names)
+    figure = Figure(figsize=(2.15 * size[1], 2.6 * size[0]), layout="constrained")
+    for k, line in enumerate(figure.subplots(*size, squeeze=False)):
+        here = np.flatnonzero(pool.site == k)
+        one = here[np.argsort(pool.C[here, 0])[len(here) // 2]]
+        images = [some.read([one])[0] for some in (volumes, result.harmonized, *clean)]
+        raw, harmonized, *others = (image / np.median(image) for image in images)
+        stages = zip(names, (raw, harmonized, raw - harmonized, *others), strict=True)
+        for pair, (name, values) in zip(line.reshape(-1, 2), stages, strict=True):
+            limits = {"cmap": "gray", "vmin": 0.0, "vmax": 1.6}
+            if "−" in name:
+                limits = {"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3}
+            box = volumes.unmask(values)
             slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
             for axes, part in zip(pair, slices, strict=True):
-                axes.imshow(part.T, origin="lower", cmap="RdBu_r" if difference else "gray", **limits)
+                axes.imshow(part.T, origin="lower", **limits)
                 axes.set_axis_off()
-            pair[0].set_title(shortened(title), fontsize=8, loc="left")
-    return figure
-
-
-def _at_median_one(volumes: Volumes, row: int) -> NDArray[np.floating]:
-    values = volumes.read([row])[0]
-    return np.asarray(values / np.median(values))
-
-
-@styled
-def ages_figure(pool: PooledDataset) -> Figure:
-    """Draw the density of the first covariate by scanner."""
-    figure, name = Figure(figsize=(5.5, 3), layout="constrained"), pool.covariate_names[0]
-    table = density_table(name, pool.site_labels, pool.C[:, 0])
-    draw_densities(figure.subplots(), list(pool.sites), name, table)
+            pair[0].set_title(shortened(f"{pool.sites[k]}: {name}"), fontsize=8, loc="left")
     return figure

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equipool.data import PooledDataset
 from equipool.exceptions import InputError
-from equipool.judge.scores import Columns, FloatArray, adjusted
+from equipool.judge.scores import Columns, FloatArray, adjusted, standardised
 from equipool.judge.statmaps import stat_map
 
 GRID = 60  # points of a density
@@ -55,9 +55,8 @@ def density_table(name: str, site: NDArray[Any], values: FloatArray) -> Columns:
     for label in np.unique(site).tolist():
         x = values[site == label]
         width = max(0.9 * float(np.std(x)) * len(x) ** -0.2, float(np.ptp(values)) / 60, 1e-12)
-        density = norm.pdf(grid[:, None], x, width).mean(axis=1)
         inside = (grid >= x.min() - width) & (grid <= x.max() + width)
-        density = np.where(inside, density, 0.0)
+        density = inside * norm.pdf(grid[:, None], x, width).mean(axis=1)
         rows += [(label, *point) for point in zip(rounded(grid), rounded(density), strict=True)]
     return _table(("site", column(name), "density"), rows)
 
@@ -71,15 +70,11 @@ def embedding(x: FloatArray, seed: int = 0) -> FloatArray:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    scale = x.std(axis=0)
-    z = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
     with warnings.catch_warnings(action="ignore"):  # features that never vary
-        z = PCA(min(COMPONENTS, *z.shape), random_state=seed).fit_transform(z)
+        z = standardised(PCA(min(COMPONENTS, *x.shape), random_state=seed)).fit_transform(x)
         if len(z) < 4:
             return np.pad(z, ((0, 0), (0, 2)))[:, :2]
-        # Started from two components where there are that many; their signs are numpy's, so it repeats.
-        start = z[:, :2] / max(float(z[:, 0].std()), 1e-12) * 1e-4 if z.shape[1] > 1 else "random"
-        perplexity = min(30.0, (len(z) - 1) / 3)
+        start, perplexity = "pca" if z.shape[1] > 1 else "random", min(30.0, (len(z) - 1) / 3)
         tsne = TSNE(2, init=start, perplexity=perplexity, max_iter=400, random_state=seed)
         places: FloatArray = tsne.fit_transform(z.astype(np.float32)).astype(np.float64)
     return places
@@ -159,40 +154,37 @@ def effects(
         if len(first) < len(rows):
             rows, note = np.sort(first), f"{note} Of each participant only the first row was used.".strip()
     table: Columns = {"feature": list(names)}
-    about: dict[str, Any] = {"of": name, "participants": len(rows), "note": note, "significant": {}}
+    about: dict[str, Any] = {"of": name, "participants": len(rows), "significant": {}}
     covariates = others[rows] if others.shape[1] else None
-    stages = {
-        "measured": (before, None),
-        "with_site": (before, pool.site_labels[rows]),
-        "harmonized": (after, None),
-    }
-    for stage, (x, sites) in stages.items():
+    site = pool.site_labels[rows]
+    for stage, x, sites in (
+        ("measured", before, None),
+        ("with_site", before, site),
+        ("harmonized", after, None),
+    ):
         try:
             result = stat_map(x[rows], values[rows], covariates=covariates, sites=sites)
         except InputError as error:
-            about["significant"][stage] = None
-            about["note"] = f"{about['note']} {error}".strip()
+            about["significant"][stage], note = None, f"{note} {error}".strip()
             continue
         about["contrast"] = result.contrast
         about["significant"][stage] = int(result.significant(alpha=0.05, correction="fdr").sum())
-        for key in ("effect", "t", "q"):
-            table[f"{stage}_{key}"] = rounded(getattr(result, key))
-    return {"about": about, "table": table}
+        table |= {f"{stage}_{key}": rounded(getattr(result, key)) for key in ("effect", "t", "q")}
+    return {"about": about | {"note": note}, "table": table}
 
 
 def _outcome(pool: PooledDataset) -> tuple[str, NDArray[Any], NDArray[np.intp], FloatArray, str] | None:
     """Return name, values, which rows to use, what to adjust for, and a remark."""
-    rows, note = np.arange(len(pool)), ""
-    if pool.y is not None and (pool.task == "number" or len(np.unique(pool.y.astype(str))) > 1):
-        y = pool.y
-        if pool.task == "class":
-            y = pool.y.astype(str)
-            labels, counts = np.unique(y, return_counts=True)
-            rows = np.flatnonzero(np.isin(y, labels[np.argsort(-counts, kind="stable")[:2]]))
-            note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
+    if pool.y is not None and pool.task == "number":
+        return pool.target_name, pool.y, np.arange(len(pool)), pool.C, ""
+    labels, counts = np.unique([] if pool.y is None else pool.y.astype(str), return_counts=True)
+    if len(labels) > 1:
+        y = np.asarray(pool.y).astype(str)
+        rows = np.flatnonzero(np.isin(y, labels[np.argsort(-counts, kind="stable")[:2]]))
+        note = f"Of {len(labels)} classes, the two largest." if len(labels) > 2 else ""
         return pool.target_name, y, rows, pool.C, note
     varying = np.flatnonzero(np.ptp(pool.C, axis=0) > 0)
     if not len(varying):
         return None
     k, note = varying[0], "No target was named, so these are the effects of the first covariate."
-    return pool.covariate_names[k], pool.C[:, k], rows, np.delete(pool.C, k, axis=1), note
+    return pool.covariate_names[k], pool.C[:, k], np.arange(len(pool)), np.delete(pool.C, k, axis=1), note

@@ -59,16 +59,14 @@ def _size_table(preflight: Mapping[str, Any], target: str | None) -> Columns:
 
 def _draw_sizes(axes: Axes, sites: Sequence[str], table: Columns) -> None:
     """Draw the rows of each site as bars, split by class where there is a target."""
-    start = np.zeros(len(sites))
-    for k, name in enumerate([*table][2:] or ["rows"]):
-        width = np.array(table[name][: len(sites)], dtype=float)
-        axes.barh(range(len(sites)), width, 0.7, left=start, color=COLOURS[k], label=shortened(name))
-        start += width
+    rows = pd.DataFrame(table).set_index("site").iloc[: len(sites)]
+    rows = rows[[*rows][1:] or ["rows"]].rename(columns=shortened)
+    rows.plot.barh(stacked=True, ax=axes, width=0.7, color=list(COLOURS), legend=False)
     _site_axis(axes, sites)
-    axes.set_xlabel("rows")
+    axes.set(xlabel="rows", ylabel="")
 
 
-def draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
+def _draw_densities(axes: Axes, sites: Sequence[str], name: str, table: Columns) -> None:
     """Draw each site's density of one covariate, its peak at full height."""
     rows = pd.DataFrame(table)
     for k, site in enumerate(sites):
@@ -114,12 +112,11 @@ def preflight_figure(report: PreflightReport) -> Figure:
         values = inputs.covariates[:, inputs.covariate_names.index(name)]
         finite = np.isfinite(values) & np.array([site is not None for site in inputs.site])
         site, values = inputs.site[finite].astype(str), values[finite]
-        draw_densities(density, sites, name, density_table(name, site, values))
+        _draw_densities(density, sites, name, density_table(name, site, values))
         jitter = np.random.default_rng(0).uniform(0.24, 0.4, len(values))
         for k, label in enumerate(sites):
-            rows_of_site = site == label
-            style = {"ms": 4, "alpha": 0.6, **_style(k, label)}
-            density.plot(values[rows_of_site], k + jitter[rows_of_site], ".", **style)
+            here = site == label
+            density.plot(values[here], k + jitter[here], ".", ms=4, alpha=0.6, **_style(k, label))
         density.set_title(f"{report.common[name]:.0%} of rows lie in the range that all sites cover")
         _draw_overlap(overlap, sites, preflight["overlap"][name])
         if len(sites) <= 10:
@@ -140,9 +137,8 @@ def pooling_figure(
     k, covariate = pool.feature_names.index(feature), pool.covariates[0]
     for axes, values, title in ((before, pool.features, "as measured"), (after, harmonized, "harmonized")):
         for s, site in enumerate(pool.sites):
-            rows = pool.site == s
-            style = {"ms": 4, "alpha": 0.7, "label": shortened(site), **_style(s, site)}
-            axes.plot(pool.C[rows, 0], values[rows, k], "o", **style)
+            x, y = pool.C[pool.site == s, 0], values[pool.site == s, k]
+            axes.plot(x, y, "o", ms=4, alpha=0.7, label=shortened(site), **_style(s, site))
         axes.set_xlabel(f"{covariate.name} ({covariate.unit})" if covariate.unit else covariate.name)
         axes.set_title(f"{shortened(feature)}, {title}")
     after.sharey(before)
@@ -217,7 +213,7 @@ def _what_went_in(account: Account) -> Iterator[tuple[str, Plot]]:
     yield "sizes", Plot({"": figure}, table, legend)
     for n, (name, table) in enumerate(account.densities.items()):
         figure, axes = _site_panel(sites)
-        draw_densities(axes, sites, name, table)
+        _draw_densities(axes, sites, name, table)
         axes.set_xlabel(_with_unit(account, name))
         yield f"density-{n}", Plot({"": figure}, table)
     for n, matrix in enumerate(preflight["overlap"].values()):
@@ -233,11 +229,11 @@ def _site_scores(table: Columns, classifiers: Mapping[str, str]) -> Plot:
     panels = {}
     for who, part in pd.DataFrame(table).groupby("fitted_on", sort=False):
         stages = [stage for stage in STAGES if stage in set(part["stage"])]
-        by = part.set_index(["classifier", "stage"])[["mean", "sd"]].astype(float)
-        series = [
-            by.loc[name].reindex(stages).to_numpy().T if name in by.index else None for name in classifiers
-        ]
-        labels = [STAGES[stage] for stage in stages]
+        by = {
+            name: rows.set_index("stage")[["mean", "sd"]].reindex(stages)
+            for name, rows in part.groupby("classifier")
+        }
+        labels, series = [STAGES[stage] for stage in stages], [by.get(name) for name in classifiers]
         panels[f"Classifiers fitted on {who}"] = _dots(labels, series, "balanced accuracy", 0.0)
     return Plot(panels, table, _series_legend(classifiers.values()))
 
@@ -245,8 +241,8 @@ def _site_scores(table: Columns, classifiers: Mapping[str, str]) -> Plot:
 def _signals(table: Columns) -> Plot:
     rows, stages = pd.DataFrame(table).dropna(subset="before"), ("before", "after")
     labels = [f"{shortened(str(row.what), 12)}, {WHERE[str(row.where)]}" for row in rows.itertuples()]
-    series = [rows[[stage, f"{stage}_sd"]].to_numpy(float).T for stage in stages]
-    low = min([0.0, *(max(float(means.min()), -0.5) for means, _ in series)])
+    series = [rows[[stage, f"{stage}_sd"]] for stage in stages]
+    low = min(0.0, max(rows[[*stages]].to_numpy(float).min(), -0.5))
     figure = _dots(labels, series, "R² or AUC", low)
     return Plot({"": figure}, table, _series_legend(STAGES[stage] for stage in stages))
 
@@ -259,14 +255,15 @@ def _dots(labels: Sequence[str], series: Sequence[Any], measure: str, low: float
     """Draw means ± one standard deviation, a row a label and a mark a series."""
     figure, axes = panel(max(34, 11 * len(series)) * len(labels) + 50)
     for j, values in enumerate(series):
-        if values is not None:
-            mean, sd = np.maximum(values[0], low), np.where(values[0] < low, np.nan, values[1])
-            y = np.arange(len(labels)) + 0.2 * (j - (len(series) - 1) / 2)
-            style: dict[str, Any] = {"fmt": MARKERS[j], "color": COLOURS[j], "ecolor": LIGHT["soft"]}
-            axes.errorbar(mean, y, xerr=sd, ms=6, **style)
-            for k in np.flatnonzero(values[0] < low):
-                text = f"below: {values[0][k]:.2g}".replace("-", "−")
-                axes.text(low + 0.04, y[k], text, va="center", fontsize=8)
+        if values is None:
+            continue
+        mean, sd = values.to_numpy(float).T
+        y = np.arange(len(labels)) + 0.2 * (j - (len(series) - 1) / 2)
+        style: dict[str, Any] = {"fmt": MARKERS[j], "color": COLOURS[j], "ecolor": LIGHT["soft"], "ms": 6}
+        axes.errorbar(np.maximum(mean, low), y, xerr=np.where(mean < low, np.nan, sd), **style)
+        for k in np.flatnonzero(mean < low):
+            text = f"below: {mean[k]:.2g}".replace("-", "−")
+            axes.text(low + 0.04, y[k], text, va="center", fontsize=8)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set(xlim=(low - 0.03, 1.03), ylim=(len(labels) - 0.5, -0.5), xlabel=measure)
     axes.grid(axis="x")
@@ -294,16 +291,15 @@ def _map_panel() -> tuple[Figure, Axes]:
 
 
 def _before_after(account: Account) -> Plot:
-    maps = {STAGES[stage]: account.maps[stage] for stage in ("before", "after")}
+    table = pd.concat({STAGES[stage]: pd.DataFrame(account.maps[stage]) for stage in ("before", "after")})
+    table = table.rename_axis(["stage", None]).reset_index(level="stage").astype(object)
     panels = {}
-    for stage, rows in ((stage, pd.DataFrame(table)) for stage, table in maps.items()):
-        panels[stage.capitalize()], axes = _map_panel()
+    for stage, rows in table.groupby("stage", sort=False):
+        panels[str(stage).capitalize()], axes = _map_panel()
         for k, site in enumerate(account.names["sites"]):
             part = rows[rows["site"] == site]
             axes.plot(part["x"], part["y"], MARKERS[_round(k)], ms=5, alpha=0.8, **_style(k, site))
-    table = {name: [value for one in maps.values() for value in one[name]] for name in account.maps["before"]}
-    stages = [stage for stage, one in maps.items() for _ in one["x"]]
-    return Plot(panels, {"stage": stages, **table}, _site_legend(account), of_sites=True)
+    return Plot(panels, _columns(table), _site_legend(account), of_sites=True)
 
 
 def _tau(table: Columns, name: str) -> Plot:
@@ -315,6 +311,10 @@ def _tau(table: Columns, name: str) -> Plot:
     return Plot({"": figure}, table, legend)
 
 
+def _columns(table: pd.DataFrame) -> Columns:
+    return {str(name): values.tolist() for name, values in table.items()}
+
+
 def _features(account: Account) -> Iterator[tuple[str, Plot]]:
     """Draw each site's course and box of the features with the largest site effects."""
     for kind, table, draw in (("curve", account.curves, _curves), ("box", account.boxes, _boxes)):
@@ -323,9 +323,8 @@ def _features(account: Account) -> Iterator[tuple[str, Plot]]:
             for stage in ("before", "after"):
                 heading, figure = draw(account, rows, rows[rows["stage"] == stage])
                 panels[f"{STAGES[stage].capitalize()}, {heading}"] = figure
-            numbers = {str(name): list(values) for name, values in rows.to_dict("list").items()}
             legend = _site_legend(account) if kind == "curve" else []  # boxes have names beside them
-            yield f"{kind}-{n}", Plot(panels, numbers, legend, of_sites=True)
+            yield f"{kind}-{n}", Plot(panels, _columns(rows), legend, of_sites=True)
 
 
 def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[str, Figure]:
@@ -334,7 +333,10 @@ def _curves(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[s
     for site, line in part.groupby("site", sort=False):
         k = sites.index(str(site))
         axes.plot(line[covariate], line["value"], linestyle=LINES[_round(k)], **_style(k, sites[k]))
-    axes.set(xlabel=_with_unit(account, covariate), ylim=_with_room(rows["value"].min(), rows["value"].max()))
+    # Both stages have the same range.
+    axes.update_datalim([(part[covariate].min(), value) for value in rows["value"]])
+    axes.autoscale_view()
+    axes.set_xlabel(_with_unit(account, covariate))
     axes.grid(axis="y")
     return f"over {covariate}", figure
 
@@ -346,12 +348,9 @@ def _boxes(account: Account, rows: pd.DataFrame, part: pd.DataFrame) -> tuple[st
         axes.plot([box["low"], box["high"]], [k, k], linewidth=1, **_style(k, str(site)))
         axes.barh(k, box["q3"] - box["q1"], 0.55, left=box["q1"], alpha=0.5, color=COLOURS[k % len(COLOURS)])
         axes.plot([box["median"]] * 2, [k - 0.28, k + 0.28], color=LIGHT["ink"])
+    axes.update_datalim([(value, 0) for value in (*rows["low"], *rows["high"])])
+    axes.autoscale_view()
     _site_axis(axes, sites)
-    axes.set(xlim=_with_room(rows["low"].min(), rows["high"].max()), xlabel="value, covariates adjusted")
+    axes.set_xlabel("value, covariates adjusted")
     axes.grid(axis="x")
     return "by site", figure
-
-
-def _with_room(low: float, high: float) -> tuple[float, float]:
-    room = 0.04 * ((high - low) or 1)
-    return low - room, high + room

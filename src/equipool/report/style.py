@@ -112,33 +112,27 @@ def page_svg(figure: Figure, key: str) -> str:
     content = _content(figure, "svg", transparent=True).decode()
     used = set(re.findall(r'(?:href="#|url\(#)([\w-]+)', content))
     root = ElementTree.fromstring(content)
-    shape = {"viewBox": root.get("viewBox", ""), "class": "plot", "aria-hidden": "true"}
-    svg = ElementTree.Element("svg", shape)
-    svg.extend([clean for child in root for clean in _cleaned(child, key, used)])
-    return ElementTree.tostring(svg, encoding="unicode")
-
-
-def _cleaned(element: ElementTree.Element, key: str, used: set[str]) -> list[ElementTree.Element]:
-    """Return an element as the page wants it, or its children where it is but a wrapper."""
-    tag = element.tag.rpartition("}")[2]
-    children = [clean for child in element for clean in _cleaned(child, key, used)]
-    attributes = _attributes(element, key, used)
-    site = re.fullmatch(r"site:(\d+):(.*)", element.get("id", ""), re.DOTALL)
-    if site:
-        attributes["data-k"] = site[1]
-        children.insert(0, ElementTree.Element("title"))
-        children[0].text = site[2]
-    if tag in ("metadata", "style"):
-        return []
-    if (tag == "g" and not attributes) or (tag in ("g", "defs") and not children):
-        return children
-    new = ElementTree.Element(tag, attributes)
-    new.text = (element.text or "").strip()
-    new.extend(children)
-    return [new]
+    for element in list(root.iter()):
+        site = re.fullmatch(r"site:(\d+):(.*)", element.get("id", ""), re.DOTALL)
+        attributes = _attributes(element, key, used)
+        element.attrib.clear()
+        element.attrib.update(attributes)
+        element.tag = element.tag.rpartition("}")[2]
+        element.text, element.tail = (element.text or "").strip(), None
+        for child in list(element):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                element.remove(child)
+        if site:
+            element.set("data-k", site[1])
+            title = ElementTree.Element("title")
+            title.text = site[2]
+            element.insert(0, title)
+    root.attrib = {"viewBox": root.get("viewBox", ""), "class": "plot", "aria-hidden": "true"}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _attributes(element: ElementTree.Element, key: str, used: set[str]) -> dict[str, str]:
+    """Return an element's attributes without namespaces, and with its style as attributes."""
     attributes: dict[str, str] = {}
     for name, value in ((full.rpartition("}")[2], value) for full, value in element.items()):
         if name == "style":

@@ -11,7 +11,7 @@ from equipool.cli.source import READERS
 from equipool.exceptions import InputError
 from equipool.preprocess.folder import USUAL_SECONDS, find_heads, preprocess_folder
 from equipool.preprocess.heads import Steps
-from equipool.report.quality_page import write_quality
+from equipool.report.page import write_quality
 
 ENTITIES = ("session", "run", "acq", "desc")
 

@@ -15,9 +15,10 @@ from equipool.cli.reports import ACCOUNT, PAGE, how_made
 from equipool.cli.source import read_source, roles
 from equipool.data import PooledDataset, read_table
 from equipool.exceptions import InputError
+from equipool.files import write_whole
 from equipool.progress import say
 from equipool.report.account import Account, account_of
-from equipool.report.page import write_report
+from equipool.report.page import report_page
 
 MARK = b"Made by equipool"
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or (source / PAGE if source.is_dir() else Path(PAGE))
     _require_page(out)
     account = _read_account(source) if source.is_dir() else _two_tables(arguments)
-    announce(arguments, {"report": write_report(out, account)})
+    announce(arguments, {"report": write_whole(out, report_page(account))})
     return 0
 
 

@@ -55,10 +55,9 @@
   if (!viewer) return;
   const about = JSON.parse(document.getElementById("viewer-data").textContent), image = new Image();
   image.onload = () => {
-    const sheet = document.createElement("canvas");
-    sheet.width = image.width; sheet.height = image.height;
-    const context = sheet.getContext("2d", { willReadFrequently: true });
-    context.drawImage(image, 0, 0);
+    const one = document.createElement("canvas");
+    one.width = about.width; one.height = about.height;
+    const context = one.getContext("2d", { willReadFrequently: true });
     const [slice, least, voxel] = ["slice", "least", "voxel"].map((name) => document.getElementById(name));
     const stops = about.shades.map((hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)));
     const colour = (t) => {
@@ -67,8 +66,8 @@
       return half[k].map((value, c) => value + (half[k + 1][c] - value) * (at - k));
     };
     const read = () => {
-      const k = +slice.value, column = k % about.columns, row = Math.floor(k / about.columns);
-      return context.getImageData(column * about.width, row * about.height, about.width, about.height).data;
+      context.drawImage(image, 0, -slice.value * about.height);
+      return context.getImageData(0, 0, about.width, about.height).data;
     };
     const draw = () => {
       const data = read();
