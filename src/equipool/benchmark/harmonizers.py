@@ -156,7 +156,7 @@ def make_harmonizer(method: str) -> Any:
     if method in ("raw", "clean"):
         return None
     if method in ("ours", "ours-y"):
-        return SiteHarmonizer(random_state=0)
+        return SiteHarmonizer(random_state=0, keep_target=method == "ours-y")
     if method in PEERS:
         return ComBatPeer(method)
     raise InputError(f"There is no harmonizer {method!r}; there are {', '.join(HARMONIZERS)}.")
