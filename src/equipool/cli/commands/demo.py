@@ -19,7 +19,6 @@ from equipool.report.figures import pooling_figure, preflight_figure
 from equipool.report.style import save_figure
 from equipool.simulate import SimulatedTable
 
-FILES = ("table.csv", "preflight.json", "preflight.png", "harmonized.csv", "pooled.png")
 SUMMARY = """
 In participants who were not in the fit:
   agreement with clean volumes (R²)           {clean_raw:5.2f} as measured, {clean_harmonized:.2f} harmonized
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     pool, frame = truth.pool, truth.pool.to_frame()
     check_out(arguments)
     facts = {"overlap": arguments.overlap, "seed": arguments.seed}
-    with whole_or_nothing(arguments, facts, FILES) as new:
+    with whole_or_nothing(arguments, facts) as new:
         table = write_table(new / "table.csv", frame)
         report = check(table, site="site", covariates="age", target="dx", id="id")
         print(report)

@@ -10,11 +10,9 @@ from equipool.exceptions import InputError
 from equipool.progress import counted
 from equipool.simulate.brains import custom_cohort, simulate_brains
 
-# What an earlier simulation may have written that this one does not.
-FILES = """
-participants.tsv dataset_description.json sub-*/anat/sub-*_desc-brain_T1w.nii.gz derivatives/truth/*.nii.gz
-derivatives/truth/traits.tsv derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz
-""".split()
+# What an earlier simulation may have written that this one does not: of other participants and sites.
+FILES = ("sub-*/anat/sub-*_desc-brain_T1w.nii.gz", "derivatives/truth/*.nii.gz")
+FILES += ("derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz",)
 
 
 def run(arguments: argparse.Namespace) -> int:
