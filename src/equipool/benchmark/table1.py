@@ -15,9 +15,8 @@ from equipool.benchmark.cohorts import is_brains, whole_cohort
 from equipool.benchmark.layout import latex_table, markdown_table, mean_and_sd
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of, settings_text
 from equipool.benchmark.runs import file_stem, fingerprint, run_all
-from equipool.files import read_json, write_whole
+from equipool.files import write_whole
 
-USUAL_SECONDS = {"german": 10.0, "adult": 65.0, "adni": 35.0, "adcp": 15.0}  # a run on one core
 VECTORS = 2000  # rows of τ that are saved for the figures
 
 # Shown in the table, with the direction that is better.
@@ -56,30 +55,6 @@ def run_benchmark(
     runs = pd.DataFrame(records).assign(tau_file=[path.with_suffix(".npz").name for path in wanted])
     _write_tables(runs, out)
     return runs
-
-
-def expected_runs(
-    datasets: Sequence[str],
-    out: Path,
-    *,
-    methods: Sequence[str] = METHODS,
-    seeds: int = 3,
-    fresh: bool = False,
-    settings: Settings | None = None,
-) -> tuple[int, int, float]:
-    """Return how many runs :func:`run_benchmark` needs, how many are missing, and their CPU seconds.
-
-    These are estimated by the median of a dataset's finished runs, or :data:`USUAL_SECONDS`.
-    """
-    wanted = _wanted(datasets, out / "runs", methods, seeds, settings)
-    finished = {path: record for path in wanted if (record := read_json(path)) is not None}
-    each = {}
-    for name in datasets:
-        seconds = [record["seconds"] for record in finished.values() if record["dataset"] == name]
-        usual = USUAL_SECONDS[name.partition(":")[0].partition("-")[0]]
-        each[name] = float(np.median(seconds)) if seconds else usual
-    todo = [dataset for path, (dataset, *_) in wanted.items() if fresh or path not in finished]
-    return len(wanted), len(todo), sum(each[dataset] for dataset in todo)
 
 
 def _wanted(

@@ -23,14 +23,15 @@ def option(help: str, default: Any = None, *, choices: str = "", **settings: Any
         settings["choices"] = choices.split()
     if default is not None:
         settings["default"] = default
-    if default is not None and not isinstance(default, list):
-        help += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    if default not in (None, []) and default != ["all"]:
+        help += f" (default: {default})"
     return {"help": help, **settings}
 
 
 FLAG = {"action": "store_true"}
 COLUMN = {"metavar": "COLUMN"}
 COLUMNS = {"metavar": "COLUMN", "nargs": "+"}
+NAMES = {"metavar": "NAME", "nargs": "+"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -65,11 +66,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # The columns of a table.
     "--site": option("the scanner, centre or group", **COLUMN),
     "apply --site": option(
-        "the site (default: guessed); with none, it is estimated for tables, and images give --codes",
-        **COLUMN,
+        "the site (default: guessed); none: tables estimate it, images give --codes", **COLUMN
     ),
     "--covariate": option(
-        "what participants differ in and is to be kept, such as age; may be repeated; none for none",
+        "differences to keep, such as age; may be repeated; none for none",
         [],
         dest="covariates",
         action=Several,
@@ -79,9 +79,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--id": option("one value for each row; none for none", **COLUMN),
     "--subject": option("the participant of each row, where some have several rows", **COLUMN),
     "--features": option(
-        "the measurements; patterns such as '*_thickness' work (default: all other columns of numbers but "
-        "those named like one of the above)",
-        **COLUMNS,
+        "the measurements, or '*_patterns' (default: all other columns of numbers)", **COLUMNS
     ),
     "--ignore": option("columns that are none of these", [], **COLUMNS),
     "--task": option("what the target is (default: guessed)", choices="class number"),
@@ -99,27 +97,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--missing": option("tables: refuse missing features, or fill them in", "error", choices="error impute"),
     "--statmap": option("images: also t-maps of this column before and after, covariates adjusted", **COLUMN),
     "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
-    "apply --codes": option(
-        "images: also codes, and predictions of a target, by a model of `harmonize --codes`", **FLAG
-    ),
+    "apply --codes": option("images: also codes, and predictions, by a model of `harmonize --codes`", **FLAG),
     "--encoder": option(
-        "of --codes; resnet, the paper's, takes hours without a GPU",
-        "components",
-        choices="components linear resnet",
+        "of --codes; resnet takes hours without a GPU", "components", choices="components linear resnet"
     ),
     "--steps": option("of training for --codes", 1500, **COUNT),
     "--no-report": option("leave out the report, which takes a while", **FLAG),
     "--unseen-site": option(
-        "a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
-        "error",
-        choices="error pooled adapt",
+        "a new site: refuse it, keep its rows as they are, or adapt", "error", choices="error pooled adapt"
     ),
     # Simulation and preprocessing.
-    "--like": option(
-        "scanners and sample counts of the paper's datasets, or your own counts",
-        "adni",
-        choices="adni adcp custom",
-    ),
+    "--like": option("scanners and sample counts: the paper's, or yours", "adni", choices="adni adcp custom"),
     "--people": option("custom: participants of each site", nargs="+", **COUNT),
     "--patients": option("custom: how many of them are ill (default: 40 %%)", nargs="+", **COUNT),
     "--overlap": option("of the sites' ages, 0 to 1 (default: that of the dataset)", type=float),
@@ -129,9 +117,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--skip": option(
         "leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
         [],
-        nargs="+",
-        action="extend",
         choices="n4 register normalize",
+        action="extend",
+        nargs="+",
         metavar="STEP",
     ),
     "--brain-extracted": option("the images have no skull: the brain is where they are not 0", **FLAG),
@@ -149,10 +137,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "of `harmonizers` raw, combat, combat-gam, covbat, ours and others; else naive, mmd, cai, ss, rm, "
         "paper, ours, or all; ablation for the steps from paper to ours (default: all)",
         ["all"],
-        nargs="+",
-        metavar="NAME",
+        **NAMES,
     ),
-    "select --methods": option("of those of `benchmark` (default: all)", ["all"], nargs="+", metavar="NAME"),
+    "select --methods": option("of those of `benchmark` (default: all)", ["all"], **NAMES),
     "--seeds/--splits": option("repetitions; of images, random splits (default: 3, of images 5)", **COUNT),
     "--quick": option("one seed and a third of the training, to see the whole path", **FLAG),
     "--settings": option("settings of `equipool select` (default: ours)", **FILE),
@@ -197,7 +184,8 @@ COMMANDS = {
     "demo": Command(
         "a simulated pool of three scanners: see what equipool does",
         "--out --overlap --seed --force",
-        go_on=STARTS_ANEW,
+        "Simulate a table, check it, harmonize it and draw it.",
+        STARTS_ANEW,
     ),
     "check": Command(
         "can the sites of a table or folder be pooled, at what price?",
@@ -219,8 +207,8 @@ COMMANDS = {
         "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are taken "
         "from the columns of the fit; for tables they are estimated where there are none.",
         STARTS_ANEW,
-        constants=dict.fromkeys(("target", "subject", "features"))
-        | {"covariates": [], "ignore": [], "no_guess": False},
+        constants={"target": None, "subject": None, "features": None, "no_guess": False}
+        | {"covariates": [], "ignore": []},
     ),
     "report": Command(
         "the report of a harmonization again, or of any two tables",
@@ -232,9 +220,8 @@ COMMANDS = {
     "benchmark": Command(
         "compare methods on held-out participants, the paper's or your tables",
         "datasets columns --repeats --methods --seeds/--splits --quick --out --jobs --fresh --settings "
-        "--dry-run --scheduler",
-        "Fit every method with several seeds and evaluate it on held-out participants. Runs that are there "
-        "already are kept, so that an interrupted benchmark goes on where it stopped.",
+        "--scheduler",
+        "Fit every method with several seeds and evaluate it on held-out participants. Finished runs stay.",
         GOES_ON,
         constants={"images": None, "preset": None},
     ),
@@ -250,19 +237,15 @@ COMMANDS = {
         "bids --preset out --resolution --skip --brain-extracted --session --run --acq --desc --jobs "
         "--scheduler --fresh --dry-run",
         "Brain mask (deepbet), bias field (N4), affine registration to MNI152 (greedy), resampling and "
-        "intensity normalisation of every T1-weighted image, in parallel.",
+        "intensity normalisation of every T1-weighted image, in parallel. OUT/qc.html shows the result.",
         GOES_ON,
-        epilog="""\
-An interrupted run goes on where it stopped. Look at OUT/qc.html when it is done.
-exit codes: 0 fine, 1 some heads failed (they are named), 2 the call or a file is
-wrong, 3 a defect of equipool, 130 interrupted""",
     ),
     "select": Command(
         "choose a method's settings on validation splits",
         "dataset --methods --trials --tolerance --out --jobs --scheduler",
         "Search settings on validation splits of the training rows: among those within the tolerance of the "
-        "best accuracy, the one from which a classifier predicts the site worst. An interrupted search goes "
-        "on where it stopped. The result is for `equipool benchmark --settings FILE`.",
+        "best accuracy, the one from which a classifier predicts the site worst. The result is for "
+        "`equipool benchmark --settings FILE`.",
         GOES_ON,
     ),
     "datasets": Command(

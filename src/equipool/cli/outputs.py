@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,12 @@ def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None
     That must be of the same ``facts``, which its marker holds; a command without facts needs --force.
     """
     out, command = arguments.out, arguments.name
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give the name of a folder.")
-    above = next((one for one in out.parents if one.is_file()), None)
-    if above is not None:
-        raise InputError(f"{out} cannot be made: {above} is a file. Choose another folder.")
+    for one in (out, *out.parents):
+        if one.exists() and not one.is_dir():
+            raise InputError(f"{out} cannot be made: {one} is a file. Choose another folder.")
     if not out.is_dir() or not any(out.iterdir()):
         return
-    marker = _marker(out, command)
+    marker = out / f".equipool-{command}"
     if not marker.is_file():
         raise InputError(f"{out} is not empty; choose another folder.")
     if facts is not None and read_json(marker) != json.loads(json.dumps(facts)):
@@ -58,14 +56,16 @@ def whole_or_nothing(
     out = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     for folder in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):  # of runs that were killed
-        pid = folder.name.rpartition("-")[2]
-        if pid.isdigit() and not _runs(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError, ValueError):
+            try:
+                os.kill(int(folder.name.rpartition("-")[2]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(folder)
     work = out.with_name(f".{out.name}.equipool-{os.getpid()}")
     try:
         work.mkdir()
         yield work
-        marker = write_json(_marker(work, arguments.name), facts).name
+        marker = write_json(work / f".equipool-{arguments.name}", facts).name
         stale = {path for name in earlier if (out / marker).is_file() for path in out.glob(name)}
         files = [path for path in work.rglob("*") if path.is_file()]
         # The marker first: should this be killed half-way, the same command may go on here. The participants
@@ -88,14 +88,6 @@ def whole_or_nothing(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
-
-
 def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any) -> None:
     """Say what was written, or would be; with --json as one JSON object with ``more``, for scripts."""
     if getattr(arguments, "json", False):
@@ -112,7 +104,3 @@ def facts_of(arguments: argparse.Namespace, frame: pd.DataFrame) -> dict[str, An
     call = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in call.items()}
     content = hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
     return {"source": str(arguments.table.resolve()), **call, "content": content}
-
-
-def _marker(out: Path, command: str) -> Path:
-    return out / f".equipool-{command}"

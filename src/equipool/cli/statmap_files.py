@@ -8,9 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from equipool.benchmark.harmonized_images import disease_truth
 from equipool.checks import require_columns
@@ -34,28 +32,7 @@ def write_statmaps(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write t-maps before and after with their picture; return their counts of voxels, and views."""
     out, column = new / "statmaps", arguments.statmap
-    file_name = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
-    mni = all("space-MNI" in path.name for path in volumes.paths)
-    maps, background = _before_and_after(arguments, new, frame, volumes, places)
-    for name, one in maps.items():
-        stem = f"{file_name}_{name.replace(' ', '-')}"
-        write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
-        table = clusters(one, volumes.mask, volumes.affine, keep=one.significant(**FDR))
-        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
-    truth = _simulated_truth(arguments, volumes, maps["harmonized"].contrast)
-    # The cautious picture, unless there is nothing in it.
-    how = {} if any(one.significant().any() for one in maps.values()) else FDR
-    figure = statmap_figure(maps, volumes.mask, volumes.affine, background, **truth, **how)
-    save_figure(figure, out / f"{file_name}.png")
-    pictures = statmap_pictures(maps, volumes.mask, volumes.affine, background, column)
-    return _counts(maps, truth), pictures
-
-
-def _before_and_after(
-    arguments: argparse.Namespace, new: Path, frame: pd.DataFrame, volumes: Volumes, places: pd.DataFrame
-) -> tuple[dict[str, StatMap], NDArray[np.floating]]:
-    """Return the maps of scans as measured and as written, and the mean brain to draw them over."""
-    rows, column = _with_value(frame, arguments.statmap), arguments.statmap
+    rows = _with_value(frame, column)
     if len(rows) < len(frame):
         say(f"t-map of {column}: {plural(len(frame) - len(rows), 'row')} without a value left out.")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
@@ -65,7 +42,19 @@ def _before_and_after(
         maps = {name: _map(arguments, rows, values, name) for name, values in scans.items()}
         mean = sum(block.sum(axis=0) for block in harmonized.blocks()) / len(harmonized)
         del harmonized, scans  # their files are about to go
-    return maps, volumes.unmask(mean)
+    file_name = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
+    mni = all("space-MNI" in path.name for path in volumes.paths)
+    for name, one in maps.items():
+        stem = f"{file_name}_{name.replace(' ', '-')}"
+        write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
+        table = clusters(one, volumes.mask, volumes.affine, keep=one.significant(**FDR))
+        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
+    truth = _simulated_truth(arguments, volumes, maps["harmonized"].contrast)
+    # The cautious picture, unless there is nothing in it.
+    how = {} if any(one.significant().any() for one in maps.values()) else FDR
+    drawn = maps, volumes.mask, volumes.affine, volumes.unmask(mean)
+    save_figure(statmap_figure(*drawn, **truth, **how), out / f"{file_name}.png")
+    return _counts(maps, truth), statmap_pictures(*drawn, column)
 
 
 def _counts(maps: dict[str, StatMap], truth: dict[str, Any]) -> dict[str, Any]:
@@ -76,17 +65,16 @@ def _counts(maps: dict[str, StatMap], truth: dict[str, Any]) -> dict[str, Any]:
         result["significant"][name], result["significant_fdr"][name] = strict, fdr
         text = f"t-map {name}: {one.n} participants, {strict} voxels (Bonferroni, 0.001), {fdr} (FDR, 5 %)"
         if truth:
-            sides = truth["truth"] != 0, truth["unaffected"]
+            direction = truth["truth"]
             shares = {
-                correction: detection(one, *sides, direction=truth["truth"], **how)
+                correction: detection(one, direction != 0, truth["unaffected"], direction=direction, **how)
                 for correction, how in CORRECTIONS.items()
             }
-            result.setdefault("detection", {})[name] = {
-                correction: {"found": share.found, "false": share.false}
-                for correction, share in shares.items()
-            }
-            detected = " and ".join(f"{share.found:.1%}" for share in shares.values())
-            text += f"; of truly affected ones {detected}"
+            detected = {key: {"found": share.found, "false": share.false} for key, share in shares.items()}
+            result.setdefault("detection", {})[name] = detected
+            text += "; of truly affected ones " + " and ".join(
+                f"{share.found:.1%}" for share in shares.values()
+            )
         say(f"{text}.")
     return result
 
@@ -119,9 +107,8 @@ def _with_value(frame: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any, name: str) -> StatMap:
     """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
-    covariates = [one for one in arguments.covariates if one != arguments.statmap]
+    covariates = rows[[column for column in arguments.covariates if column != arguments.statmap]]
     subject = chosen(rows, arguments.subject)
     if subject is not None and subject.is_unique:
         subject = None
-    adjusted = {"covariates": chosen(rows, covariates), "subject": subject}
-    return stat_map(values, rows[arguments.statmap], **adjusted, name=name)
+    return stat_map(values, rows[arguments.statmap], covariates=covariates, subject=subject, name=name)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 from equipool.benchmark.cohorts import is_brains
 from equipool.benchmark.datasets import require_dataset
 from equipool.benchmark.harmonized_images import run_volumes
-from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers, score_fold
+from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers
 from equipool.benchmark.methods import ABLATION, METHODS, quick_settings, read_settings
-from equipool.benchmark.table1 import expected_runs, run_benchmark
+from equipool.benchmark.table1 import run_benchmark
+from equipool.cli.outputs import announce
 from equipool.cli.source import read_rows, roles
-from equipool.data import PooledDataset
 from equipool.data.tables import table_kind
 from equipool.exceptions import InputError
-from equipool.progress import duration
 from equipool.report.benchmark_figures import benchmark_figures, frontier_figure, volume_figures
 from equipool.report.style import save_figure
 
@@ -37,14 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.quick:
         settings, usual = quick_settings(arguments.datasets, methods, settings), 1
     seeds, out = arguments.seeds or usual, arguments.out
-    what: dict[str, Any] = {
-        "methods": methods,
-        "seeds": seeds,
-        "fresh": arguments.fresh,
-        "settings": settings,
-    }
-    if arguments.dry_run:
-        return _say_dry(arguments, "runs", *expected_runs(arguments.datasets, out, **what))
     how = {"jobs": arguments.jobs, "fresh": arguments.fresh, "settings": settings}
     runs = run_benchmark(arguments.datasets, out, methods=methods, seeds=seeds, **how)
     figures = benchmark_figures(runs, out)
@@ -54,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(result.text)
             figures += volume_figures(result, out)
     print((out / "table.md").read_text(encoding="utf-8"))
-    print(f"Runs: {out / 'runs.csv'}\nTable: {out / 'table.md'}")
-    print("Figures: " + ", ".join(str(path) for path in figures))
+    made = {"runs": out / "runs.csv", "table": out / "table.md", "figures": ", ".join(map(str, figures))}
+    announce(arguments, made)
     return 0
 
 
@@ -73,36 +62,14 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         name = name if name not in pools else table
         pools[name], subjects[name] = pool, subject
     methods, out = _methods(arguments, {"all": HARMONIZERS}), arguments.out
-    if arguments.dry_run:
-        tasks = 5 * arguments.repeats * len(pools)
-        seconds = sum(_fold_seconds(pool, methods) for pool in pools.values())
-        return _say_dry(arguments, "folds", tasks, tasks, 5 * arguments.repeats * seconds)
     how = {"repeats": arguments.repeats, "jobs": arguments.jobs, "fresh": arguments.fresh}
     folds = run_harmonizers(pools, out, methods=methods, subjects=subjects, **how)
     figure = save_figure(frontier_figure(folds), out / "frontier.png")
     print((out / "harmonizers.md").read_text(encoding="utf-8"))
-    print(f"Folds: {out / 'folds.csv'}\nFigure: {figure}")
+    announce(arguments, {"folds": out / "folds.csv", "figure": figure})
     return 0
 
 
 def _methods(arguments: argparse.Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
     """Return the methods of a call, each once, with the names of groups resolved."""
     return tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
-
-
-def _fold_seconds(pool: PooledDataset, methods: tuple[str, ...]) -> float:
-    """Return how long one fold takes: by doing one."""
-    start = time.perf_counter()
-    score_fold(pool, "", 0, 0, methods)
-    return time.perf_counter() - start
-
-
-def _say_dry(arguments: argparse.Namespace, what: str, wanted: int, todo: int, seconds: float) -> int:
-    """Say how much is to be done and how long it takes, give or take a factor of two."""
-    jobs = arguments.jobs or os.cpu_count() or 1
-    seconds = seconds / min(jobs, max(1, todo))
-    print(
-        f"{wanted} {what}, {wanted - todo} of them done; the rest takes about {duration(seconds)} "
-        f"(half to double) with {jobs} at a time.\nTo {arguments.out}."
-    )
-    return 0

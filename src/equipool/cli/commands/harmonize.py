@@ -16,7 +16,7 @@ from equipool.checks.cautions import feature_cautions, outlier_cautions
 from equipool.checks.findings import listed
 from equipool.cli import derivative
 from equipool.cli.outputs import announce, check_out, facts_of, whole_or_nothing
-from equipool.cli.source import Source, chosen, read_source
+from equipool.cli.source import Source, read_source
 from equipool.data import PooledDataset, Volumes, check_volumes
 from equipool.data.bids import write_description
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
         )
     source = read_source(arguments)
-    frame, inputs, pool = source
+    frame, inputs, pool, _ = source
     sites = {site: int((pool.site == k).sum()) for k, site in enumerate(pool.sites)}
     counts = {"people": len(pool), "sites": sites, "features": list(pool.feature_names)}
     facts = facts_of(arguments, frame) | counts
@@ -67,18 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> dict[str, Any]:
     """Harmonize and write a table; return what was written."""
-    frame, _, pool = source
+    frame, _, pool, subject = source
     out, features = arguments.out, list(pool.feature_names)
     model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
-    clean = model.fit_transform(frame[features], pool.y, **given, subject=chosen(frame, arguments.subject))
+    clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
     with whole_or_nothing(arguments, facts) as new:
         model.save(new / "model")
         written = derivative.write_harmonized(new, arguments.table, frame, clean)
         write_json(new / "summary.json", facts)
     made = {"harmonized": out / written, "features": listed(features, shown=3), "model": out / "model"}
     if not arguments.no_report:
-        from equipool.cli.reports import report_on_table
+        from equipool.cli.commands.report import report_on_table
 
         made["report"] = report_on_table(arguments, source, clean)
     return made
@@ -88,7 +88,7 @@ def _harmonize_images(
     arguments: argparse.Namespace, source: Source, facts: dict[str, Any], places: pd.DataFrame
 ) -> dict[str, Any]:
     """Harmonize and write images, perhaps with codes and t-maps; return what was written."""
-    frame, _, pool = source
+    frame, _, pool, _ = source
     out: Path = arguments.out
     volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
@@ -116,7 +116,7 @@ def _harmonize_images(
     if pooler is not None:
         shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
     if not arguments.no_report:
-        from equipool.cli.reports import report_on_images
+        from equipool.cli.commands.report import report_on_images
 
         more = {"subject": places["participant_id"].to_numpy(), "statmap": views}
         made["report"] = report_on_images(arguments, source, volumes, harmonizer, pooler, **more)

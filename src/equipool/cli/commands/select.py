@@ -18,14 +18,8 @@ def run(arguments: argparse.Namespace) -> int:
         import optuna  # noqa: F401
     except ImportError:
         raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.") from None
-    select(
-        arguments.dataset,
-        arguments.out,
-        methods=METHODS if arguments.methods == ["all"] else arguments.methods,
-        trials=arguments.trials,
-        tolerance=arguments.tolerance,
-        jobs=arguments.jobs,
-    )
-    made = {"settings": arguments.out / "settings.json", "trials": arguments.out / "trials.csv"}
-    announce(arguments, made)
+    out, methods = arguments.out, METHODS if arguments.methods == ["all"] else arguments.methods
+    how = {"trials": arguments.trials, "tolerance": arguments.tolerance, "jobs": arguments.jobs}
+    select(arguments.dataset, out, methods=methods, **how)
+    announce(arguments, {"settings": out / "settings.json", "trials": out / "trials.csv"})
     return 0
