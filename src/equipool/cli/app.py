@@ -13,7 +13,7 @@ from typing import Any
 
 from equipool.cli.config import read_config
 from equipool.cli.parser import WRONG_CALL, build_parser
-from equipool.exceptions import EquipoolError, EquipoolWarning
+from equipool.exceptions import EquipoolError, EquipoolWarning, InputError
 from equipool.parallel import cluster
 
 OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 3, 130, 128 + 13
@@ -62,6 +62,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         commands[arguments.name].error(f"unrecognized arguments: {' '.join(unknown)}")
+    for name, least in {"seed": 0, "jobs": 1, "steps": 1, "seeds": 1}.items():
+        value = getattr(arguments, name, None)
+        if value is not None and value < least:
+            raise InputError(f"--{name} must be at least {least}. Got {value}.")
     return arguments
 
 
@@ -78,5 +82,4 @@ def _run(arguments: argparse.Namespace) -> int:
     command = importlib.import_module(f"equipool.cli.commands.{arguments.name}")
     with warnings.catch_warnings(), cluster(getattr(arguments, "scheduler", None)):
         warnings.showwarning = show
-        status: int = command.run(arguments)
-        return status
+        return int(command.run(arguments))

@@ -1,21 +1,29 @@
-"""What `harmonize` and `apply` write: a table like the source, or a BIDS derivative, perhaps with codes."""
+"""What `harmonize` and `apply` write: a table like the source, or a BIDS derivative with codes and t-maps."""
 
 from __future__ import annotations
 
+import argparse
+import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from equipool.checks import require_columns
+from equipool.checks.findings import plural
+from equipool.checks.inputs import parse_labels
 from equipool.data.bids import KEY, as_label, image_path, is_bids_name, parse_name
 from equipool.data.nifti import write_volume
 from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
-from equipool.progress import Progress
+from equipool.judge.statmaps import StatMap, clusters, stat_map
+from equipool.progress import Progress, say
 
 BLOCK = 16  # volumes in memory at a time
+FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
 
 
 def write_harmonized(folder: Path, source: Path, frame: pd.DataFrame, features: pd.DataFrame) -> str:
@@ -78,17 +86,19 @@ def write_volumes(
             progress(k + 1)
 
 
-def write_codes(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
-    """Write the code of each image."""
-    _write_by_image(out / "codes.tsv", places, pd.DataFrame(model.transform(volumes)).add_prefix("code"))
-
-
-def write_predictions(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
-    """Write the prediction for each image, and the probability of each class."""
-    table = pd.DataFrame({"predicted": model.predict(volumes)})
-    if model.task_ == "class":
-        table[[f"p_{name}" for name in model.classes_]] = model.predict_proba(volumes)
-    _write_by_image(out / "predictions.tsv", places, table)
+def write_codes(
+    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, *, predict: bool = False
+) -> None:
+    """Write the code of each image, and what is predicted for it with the probability of each class."""
+    tables = {"codes": pd.DataFrame(model.transform(volumes)).add_prefix("code")}
+    if predict:
+        tables["predictions"] = pd.DataFrame({"predicted": model.predict(volumes)})
+    if predict and model.task_ == "class":
+        classes = [f"p_{name}" for name in model.classes_]
+        tables["predictions"][classes] = model.predict_proba(volumes)
+    names = places[KEY].dropna(axis="columns", how="all")  # the session only where there are sessions
+    for name, table in tables.items():
+        write_table(out / f"{name}.tsv", pd.concat([names, table], axis=1), missing="n/a")
 
 
 def write_participants(
@@ -105,7 +115,57 @@ def write_participants(
         write_table(out / str(id) / f"{id}_sessions.tsv", rows, missing="n/a")
 
 
-def _write_by_image(path: Path, places: pd.DataFrame, table: pd.DataFrame) -> None:
-    """Write a table after the columns that name each image: the session only where there are sessions."""
-    names = places[KEY].dropna(axis="columns", how="all")
-    write_table(path, pd.concat([names, table], axis=1), missing="n/a")
+def write_statmaps(
+    arguments: argparse.Namespace, new: Path, rows: pd.DataFrame, volumes: Volumes, places: pd.DataFrame
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write t-maps before and after with their picture; return their counts of voxels, and views."""
+    from equipool.report.statmap_figures import statmap_figure, statmap_pictures, write_statmap
+    from equipool.report.style import save_figure
+
+    out, column = new / "statmaps", arguments.statmap
+    if len(rows) < len(places):
+        say(f"t-map of {column}: {plural(len(places) - len(rows), 'row')} without a value left out.")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+        files = [new / file for file in places["file"][rows.index]]
+        harmonized = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
+        scans = {"as measured": volumes[rows.index.to_numpy()], "harmonized": harmonized}
+        maps = {name: _map(arguments, rows, values, name) for name, values in scans.items()}
+        mean = sum(block.sum(axis=0) for block in harmonized.blocks()) / len(harmonized)
+        del harmonized, scans  # their files are about to go
+    file_name = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
+    mni = all("space-MNI" in path.name for path in volumes.paths)
+    counts: dict[str, Any] = {"significant": {}, "significant_fdr": {}}
+    for name, one in maps.items():
+        stem = f"{file_name}_{name.replace(' ', '-')}"
+        write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
+        by_fdr = one.significant(**FDR)
+        table = clusters(one, volumes.mask, volumes.affine, keep=by_fdr)
+        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
+        strict, fdr = int(one.significant().sum()), int(by_fdr.sum())
+        counts["significant"][name], counts["significant_fdr"][name] = strict, fdr
+        say(f"t-map {name}: {one.n} participants, {strict} voxels (Bonferroni, 0.001), {fdr} (FDR, 5 %).")
+    # The cautious picture, unless there is nothing in it.
+    how = {} if any(counts["significant"].values()) else FDR
+    drawn = maps, volumes.mask, volumes.affine, volumes.unmask(mean)
+    save_figure(statmap_figure(*drawn, **how), out / f"{file_name}.png")
+    return counts, statmap_pictures(*drawn, column)
+
+
+def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a value; refuse a column that no t-map can be of, before hours of training."""
+    require_columns(frame, [arguments.statmap])
+    rows = frame[[label is not None for label in parse_labels(frame[arguments.statmap])]]
+    if rows.empty:
+        raise InputError(f"--statmap {arguments.statmap}: no row has a value there; name another column.")
+    try:
+        _map(arguments, rows, rows.index.to_numpy()[:, None], "")
+    except InputError as error:
+        raise InputError(f"--statmap {arguments.statmap}: {error}") from error
+    return rows
+
+
+def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any, name: str) -> StatMap:
+    """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
+    covariates = rows[[column for column in arguments.covariates if column != arguments.statmap]]
+    subject = rows[arguments.subject] if arguments.subject else None
+    return stat_map(values, rows[arguments.statmap], covariates=covariates, subject=subject, name=name)

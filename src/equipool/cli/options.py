@@ -32,10 +32,10 @@ FLAG = {"action": "store_true"}
 COLUMN = {"metavar": "COLUMN"}
 COLUMNS = {"metavar": "COLUMN", "nargs": "+"}
 NAMES = {"metavar": "NAME", "nargs": "+"}
+DATASETS = {"metavar": "DATASET", "nargs": "+"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
-MM: dict[str, Any] = {"type": float, "metavar": "MM"}
 
 ENTITIES = ("space", "res", "desc", "session", "run", "acq")  # parts of BIDS names
 
@@ -103,34 +103,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--steps": option("of training for --codes", 1500, **COUNT),
     "--no-report": option("leave out the report, which takes a while", **FLAG),
-    "--unseen-site": option(
-        "a new site: refuse it, keep its rows as they are, or adapt", "error", choices="error pooled adapt"
-    ),
+    "--unseen-site": option("refuse, keep as it is, or adapt to it", "error", choices="error pooled adapt"),
     # Simulation and preprocessing.
     "--like": option("scanners and sample counts: the paper's, or yours", "adni", choices="adni adcp custom"),
     "--people": option("custom: participants of each site", nargs="+", **COUNT),
     "--patients": option("custom: how many of them are ill (default: 40 %%)", nargs="+", **COUNT),
     "--overlap": option("of the sites' ages, 0 to 1 (default: that of the dataset)", type=float),
     "demo --overlap": option("of the sites' ages, 0 to 1", 0.0, type=float),
-    "--resolution": option("voxel size, 1 to 8", 4.0, **MM),
-    "preprocess --resolution": option("voxel size of the result", 2.0, **MM),
-    "--skip": option(
-        "leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
-        [],
-        choices="n4 register normalize",
-        action="extend",
-        nargs="+",
-        metavar="STEP",
-    ),
+    "--resolution": option("voxel size in mm, 1 to 8", 4.0, type=float),
+    "preprocess --resolution": option("voxel size of the result in mm", 2.0, type=float),
+    "--skip": option("steps to leave out", [], choices="n4 register normalize", action="extend", nargs="+"),
     "--brain-extracted": option("the images have no skull: the brain is where they are not 0", **FLAG),
     # Benchmarks.
     "datasets": option(
-        "german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
-        "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
-        "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
-        "simulated-OVERLAP, simulated-joint-OVERLAP",
-        nargs="+",
-        metavar="DATASET",
+        "german, adult; adult-overlap-1, -0.5 and -0 (covariate shift); of images adni-sim, adcp-sim "
+        "(simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or harmonizers TABLE…, to "
+        "compare SiteHarmonizer with ComBat's family on tables, simulated-OVERLAP or simulated-joint-OVERLAP",
+        **DATASETS,
     ),
     "--repeats": option("harmonizers: of the five folds", 3, **COUNT),
     "--methods": option(
@@ -147,8 +136,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--trials": option("settings tried a method", 20, **COUNT),
     "--tolerance": option("share of the best accuracy given up", 0.05, type=float),
     "action": option("what to do", "list", nargs="?", choices="list fetch"),
-    "names": option("fetch: such as german", [], nargs="*", metavar="DATASET"),
-    "shell": option("which shell", choices="bash zsh fish"),
+    "names": option("fetch: such as german", [], metavar="DATASET", nargs="*"),
 }
 
 # Options that stand below a heading in the help: its text, and their names.
@@ -163,8 +151,6 @@ GROUPS = {
     ),
 }
 
-NOTHING_WRITTEN = "Nothing was written; run it again."
-STARTS_ANEW = "What was half done is deleted again; the same command starts anew."
 GOES_ON = "What is done is kept; run the same command again to go on."
 
 
@@ -175,8 +161,7 @@ class Command:
     help: str
     options: str  # names of OPTIONS and GROUPS
     description: str = ""
-    go_on: str = NOTHING_WRITTEN  # what to do after an interruption
-    epilog: str | None = None  # in place of the exit codes
+    go_on: str = "Nothing half done was left; the same command starts anew."  # after an interruption
     constants: dict[str, Any] = field(default_factory=dict)  # in place of options of others
 
 
@@ -185,20 +170,17 @@ COMMANDS = {
         "a simulated pool of three scanners: see what equipool does",
         "--out --overlap --seed --force",
         "Simulate a table, check it, harmonize it and draw it.",
-        STARTS_ANEW,
     ),
     "check": Command(
         "can the sites of a table or folder be pooled, at what price?",
         "table columns images --missing --json --figure --write-config",
-        "Look at a table before anything is fitted: sites, overlap of covariates, confounding, bad values; "
-        "where there are images, every one of them. Ends with a verdict.",
+        "Look at a table, or every image: sites, overlap of covariates, confounding, bad values; verdict.",
     ),
     "harmonize": Command(
         "remove site effects from a table or images; keep a model",
         "table --out columns images --missing --statmap --codes --encoder --steps --seed --jobs --no-report "
         "--fresh --dry-run --json",
-        "Fit on all rows, and write harmonized images as a BIDS derivative, or the harmonized table; "
-        "`equipool apply` applies the model to new rows.",
+        "Fit on all rows; write a harmonized table, or BIDS derivative, and a model for `equipool apply`.",
         "What was half written is deleted again; the same command goes on with the training.",
     ),
     "apply": Command(
@@ -206,15 +188,14 @@ COMMANDS = {
         "model table --out --site --codes --id --unseen-site images --dry-run --json",
         "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are taken "
         "from the columns of the fit; for tables they are estimated where there are none.",
-        STARTS_ANEW,
         constants={"target": None, "subject": None, "features": None, "no_guess": False}
         | {"covariates": [], "ignore": []},
     ),
     "report": Command(
         "the report of a harmonization again, or of any two tables",
         "table --after --out --seed columns --json",
-        "Make the report of a folder that `equipool harmonize` wrote again, without fitting anything; or "
-        "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
+        "Make the report of a folder of `equipool harmonize` again, without fitting anything; or judge a "
+        "table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
         constants={"images": None, "preset": None, "missing": "error"},
     ),
     "benchmark": Command(
@@ -230,7 +211,6 @@ COMMANDS = {
         "out --like --people --patients --overlap --resolution --seed --jobs --force --json",
         "Write brains that age and fall ill as measured by different scanners, the same brains without a "
         "scanner, and the true effects: something to try methods on.",
-        STARTS_ANEW,
     ),
     "preprocess": Command(
         "heads of a BIDS folder to brains on the MNI grid, with a QC page",
@@ -251,17 +231,7 @@ COMMANDS = {
     "datasets": Command(
         "list or fetch the datasets of the benchmark",
         "action names --json",
-        "List the datasets of the benchmark, or fetch some into the cache (the folder that the environment "
-        "variable EQUIPOOL_CACHE names, else the user's own).",
+        "List them, or fetch some into the cache (EQUIPOOL_CACHE in the environment, else the user's own).",
         GOES_ON,
-    ),
-    "completion": Command(
-        "print what a shell needs to complete equipool's commands",
-        "shell",
-        "Print completion for a shell; files are completed where an option takes one.",
-        epilog="""\
-bash:  eval "$(equipool completion bash)"           in ~/.bashrc
-zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit
-fish:  equipool completion fish | source            in ~/.config/fish/config.fish""",
     ),
 }

@@ -45,29 +45,26 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     version = f"equipool {__version__}"
     parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
     title = "commands (equipool COMMAND --help says more)"
-    commands = parser.add_subparsers(
-        title=title, prog="equipool", required=True, metavar="COMMAND", dest="name"
-    )
+    named = {"metavar": "COMMAND", "dest": "name"}
+    commands = parser.add_subparsers(title=title, prog="equipool", required=True, **named)
     for name, command in COMMANDS.items():
-        epilog = command.epilog or EXIT_CODES
-        one = commands.add_parser(name, help=command.help, description=command.description, epilog=epilog)
+        one = commands.add_parser(name, help=command.help, description=command.description, epilog=EXIT_CODES)
         one.declare(name, command)
     return parser, commands.choices
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help in the width of a small terminal, short names beside their text."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=24, width=WIDTH)
-        self._action_max_length = 14  # argparse measures commands without their indent, and breaks lines
+def _narrow_help(prog: str) -> argparse.HelpFormatter:
+    form = argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=WIDTH)
+    form._action_max_length = 14  # argparse measures commands without their indent, and breaks lines
+    return form
 
 
 class Parser(argparse.ArgumentParser):
     """The parser of all calls, or of one command."""
 
     def __init__(self, *, description: str, **settings: Any) -> None:
-        super().__init__(formatter_class=Help, description=textwrap.fill(description, WIDTH), **settings)
+        description = textwrap.fill(description, WIDTH)
+        super().__init__(formatter_class=_narrow_help, description=description, **settings)
 
     def declare(self, name: str, command: Command) -> None:
         """Add a command's options; its usage shows those that a call must have."""

@@ -60,8 +60,7 @@ def read_rows(
             arguments.site = fitted_site
             say(f"equipool: took {shlex.join(['--site', fitted_site])}, as the model was fitted.")
         guessed.update(_take_roles(arguments, columns, fits))
-        named = (arguments.site, arguments.id, arguments.subject, arguments.images)
-        return [name for name in named if name]
+        return list(filter(None, (arguments.site, arguments.id, arguments.subject, arguments.images)))
 
     for role, name in PRESET_ROLES.items() if arguments.preset else ():
         setattr(arguments, role, getattr(arguments, role) or name)
@@ -91,11 +90,6 @@ def roles(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("covariates", "target", "id", "features", "task")
     ignore = [name for name in (*arguments.ignore, arguments.subject) if name]
     return {**{name: getattr(arguments, name) for name in names}, "ignore": ignore}
-
-
-def chosen(frame: pd.DataFrame, columns: Any) -> Any:
-    """Return a column, or columns, of a table; ``None`` where a call names none."""
-    return frame[columns] if columns else None
 
 
 def _take_roles(arguments: argparse.Namespace, columns: Iterable[str], fits: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from equipool.checks import require_columns
 from equipool.cli import derivative
 from equipool.cli.outputs import announce, check_out, facts_of, whole_or_nothing
-from equipool.cli.source import chosen, read_rows
+from equipool.cli.source import read_rows
 from equipool.data.bids import write_description
 from equipool.data.tables import image_paths
 from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
@@ -26,7 +26,14 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
-    pooler = _pooler(arguments, model)
+    pooler = model if hasattr(model, "network_") else None
+    if arguments.codes and pooler is None:
+        if not (arguments.model / "pooler").is_dir():
+            raise InputError(
+                f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave "
+                "it out."
+            )
+        pooler = load(arguments.model / "pooler")
     # The column that `harmonize` had for the site, if its summary is still beside the model.
     summary = read_json(folder.resolve().parent / "summary.json")
     fitted_site = summary.get("site") if isinstance(summary, dict) else None
@@ -42,53 +49,35 @@ def run(arguments: argparse.Namespace) -> int:
     require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
         return _apply_to_images(arguments, model, pooler, frame, image_paths(frame, images), facts)
-    if not isinstance(model, SiteHarmonizer):
-        raise InputError(
-            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not apply to tables; "
-            "use its Python interface."
-        )
     return _apply_to_table(arguments, model, frame, facts)
 
 
-def _pooler(arguments: argparse.Namespace, model: Any) -> Any:
-    """Return the model of the codes, or ``None`` where none is asked for."""
-    if hasattr(model, "network_"):
-        return model
-    folder = arguments.model / "pooler"
-    if arguments.codes and not folder.is_dir():
-        raise InputError(
-            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave it "
-            "out."
-        )
-    return load(folder) if arguments.codes else None
-
-
 def _apply_to_table(
-    arguments: argparse.Namespace, model: SiteHarmonizer, frame: pd.DataFrame, facts: dict[str, Any]
+    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]
 ) -> int:
     features = list(getattr(model, "feature_names_in_", ()))
-    if not features:
+    if not isinstance(model, SiteHarmonizer) or not features:
         raise InputError(
-            f"{arguments.model} was fitted on an array without names, so a table's columns are unknown; "
-            "fit it on a data frame, or with `equipool harmonize`."
+            f"{arguments.model} holds a {type(model).__name__} {'with' if features else 'without'} names of "
+            "columns; use its Python interface, or fit a SiteHarmonizer on a data frame."
         )
     require_columns(frame, features)
     names = list(model.encoding_.columns)
     lacking = [name for name in names if name not in frame]
     if lacking:
         say(f"equipool: there is no column {', '.join(lacking)}; covariates are estimated from the data.")
-    given = {"site": chosen(frame, arguments.site), "covariates": chosen(frame, [] if lacking else names)}
+    site = frame[arguments.site] if arguments.site else None
+    covariates = frame[names] if names and not lacking else None
     model.set_params(unseen_site=arguments.unseen_site)
-    clean = model.transform(frame[features], **given)
-    out = arguments.out
+    clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
         what = f"{len(frame)} rows, {len(features)} features, in seconds"
-        announce(arguments, {"would write": what, "to": out})
+        announce(arguments, {"would write": what, "to": arguments.out})
         return 0
     with whole_or_nothing(arguments, facts) as new:
         written = derivative.write_harmonized(new, arguments.table, frame, clean)
         write_json(new / "summary.json", {**facts, "rows": len(frame)})
-    announce(arguments, {"harmonized": out / written}, rows=len(frame))
+    announce(arguments, {"harmonized": arguments.out / written}, rows=len(frame))
     return 0
 
 
@@ -130,11 +119,10 @@ def _apply_to_images(
             made["harmonized"] = out / "sub-…" / "anat"
             derivative.write_volumes(new, places, volumes, model, site, covariates)
         if pooler is not None:
+            predict = pooler.task_ is not None
+            derivative.write_codes(new, places, volumes, pooler, predict=predict)
             made["codes"] = out / "codes.tsv"
-            derivative.write_codes(new, places, volumes, pooler)
-        if pooler is not None and pooler.task_ is not None:
-            made["predictions"] = out / "predictions.tsv"
-            derivative.write_predictions(new, places, volumes, pooler)
+            made |= {"predictions": out / "predictions.tsv"} if predict else {}
         derivative.write_participants(new, places, frame, [arguments.site, *names])
         write_json(new / "summary.json", {**facts, "people": len(volumes)})
     announce(arguments, made, people=len(volumes))

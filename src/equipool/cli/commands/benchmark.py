@@ -26,8 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _benchmark_harmonizers(arguments)
     for name in arguments.datasets:
         require_dataset(name)  # before any folder is made
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise InputError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
     methods = _methods(arguments, {"all": METHODS, "ablation": ABLATION})
     settings = read_settings(arguments.settings) if arguments.settings else None
     usual = 5 if any(map(is_brains, arguments.datasets)) else 3
@@ -43,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(result.text)
             figures += volume_figures(result, out)
     print((out / "table.md").read_text(encoding="utf-8"))
-    made = {"runs": out / "runs.csv", "table": out / "table.md", "figures": ", ".join(map(str, figures))}
-    announce(arguments, made)
+    announce(arguments, {"runs": out / "runs.csv", "figures": ", ".join(map(str, figures))})
     return 0
 
 

@@ -32,23 +32,17 @@ STARTING, SECONDS_PER_STEP, TIMES_READING = 4.0, 0.04, 4.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Harmonize images or a table, whichever the source is."""
-    if arguments.steps < 1 or arguments.jobs < 1 or arguments.seed < 0:
-        raise InputError(
-            f"--steps and --jobs must be at least 1, --seed at least 0. Got "
-            f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
-        )
     source = read_source(arguments)
     frame, inputs, pool, _ = source
     sites = {site: int((pool.site == k).sum()) for k, site in enumerate(pool.sites)}
     counts = {"people": len(pool), "sites": sites, "features": list(pool.feature_names)}
     facts = facts_of(arguments, frame) | counts
     check_out(arguments, facts)
+    places, mapped = pd.DataFrame(), pd.DataFrame()
     if pool.images is not None:
         places = derivative.places_of(frame, pool.images, arguments.id or arguments.subject)
         if arguments.statmap:
-            from equipool.cli.statmap_files import require_a_map
-
-            require_a_map(arguments, frame)
+            mapped = derivative.rows_of_map(arguments, frame)
     elif arguments.statmap:
         raise InputError(
             f"--statmap is for images, and {arguments.table} is a table of features; leave it out."
@@ -60,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if pool.images is None:
         made = _harmonize_table(arguments, source, facts)
     else:
-        made = _harmonize_images(arguments, source, facts, places)
+        made = _harmonize_images(arguments, source, facts, places, mapped)
     announce(arguments, made, **counts)
     return 0
 
@@ -85,9 +79,13 @@ def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[
 
 
 def _harmonize_images(
-    arguments: argparse.Namespace, source: Source, facts: dict[str, Any], places: pd.DataFrame
+    arguments: argparse.Namespace,
+    source: Source,
+    facts: dict[str, Any],
+    places: pd.DataFrame,
+    mapped: pd.DataFrame,
 ) -> dict[str, Any]:
-    """Harmonize and write images, perhaps with codes and t-maps; return what was written."""
+    """Harmonize and write images, perhaps with codes, and t-maps of some rows; return what was written."""
     frame, _, pool, _ = source
     out: Path = arguments.out
     volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
@@ -107,9 +105,7 @@ def _harmonize_images(
         columns = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
         derivative.write_participants(new, places, frame, columns)
         if arguments.statmap:
-            from equipool.cli.statmap_files import write_statmaps
-
-            voxels, views = write_statmaps(arguments, new, frame, volumes, places)
+            voxels, views = derivative.write_statmaps(arguments, new, mapped, volumes, places)
             summary |= voxels
             made["t-maps"] = out / "statmaps"
         write_json(new / "summary.json", summary)

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = write_quality(out, quality, outcome.pictures, outcome.failed)
     flagged = table.loc[table["flags"] != "", "flags"]
     print(f"{len(table)} heads in {out}, {len(flagged)} flagged, {len(outcome.failed)} failed.")
-    for result, reasons in {"flagged": flagged, "failed": outcome.failed}.items():
+    for result, reasons in (("flagged", dict(flagged)), ("failed", outcome.failed)):
         for name, reason in reasons.items():
             print(f"{result} {name}: {reason}")
     print(f"Look at {out / 'qc.html'}")

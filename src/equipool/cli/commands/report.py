@@ -38,8 +38,6 @@ MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report of a folder or of two tables."""
-    if arguments.seed < 0:
-        raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
     source: Path = arguments.table
     if not source.exists():
         raise InputError(
@@ -80,9 +78,6 @@ def _read_account(folder: Path) -> Account:
         return Account.from_json(path.read_text(encoding="utf-8", errors="replace"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-# -- tables harmonized by any tool -------------------------------------------------------------------------
 
 
 def _two_tables(arguments: argparse.Namespace) -> Account:
@@ -138,9 +133,6 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
     except (ValueError, TypeError, OverflowError):
         return bool((one.astype(str).to_numpy() == other.astype(str).to_numpy()).all())
     return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
-
-
-# -- at the end of `harmonize` -----------------------------------------------------------------------------
 
 
 def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:

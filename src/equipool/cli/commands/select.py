@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 from equipool.benchmark.datasets import require_dataset
 from equipool.benchmark.methods import METHODS
@@ -14,10 +15,8 @@ from equipool.exceptions import MissingExtraError
 def run(arguments: argparse.Namespace) -> int:
     """Search, and say where the settings are."""
     require_dataset(arguments.dataset)
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.") from None
+    if find_spec("optuna") is None:
+        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.")
     out, methods = arguments.out, METHODS if arguments.methods == ["all"] else arguments.methods
     how = {"trials": arguments.trials, "tolerance": arguments.tolerance, "jobs": arguments.jobs}
     select(arguments.dataset, out, methods=methods, **how)
