@@ -687,7 +687,6 @@ OTHERS = [
     Case("a dataset to fetch that is not there", "datasets fetch germany", "'germany'"),
     Case("nothing to fetch", "datasets fetch", "such as german"),
     Case("names for a list", "datasets list german", "fetch german"),
-    Case("a shell that is not there", "completion tcsh", "bash, zsh, fish"),
     Case("an earlier simulation", SIMULATE, "--force", write("sim/.equipool-simulate", "{}")),
     Case("a simulation without counts", "simulate sim --like custom", "--people"),
     Case("patients without participants", "simulate sim --patients 3", "--patients"),

@@ -94,7 +94,7 @@ def test_checking_a_table_does_not_load_torch_nor_need_a_terminal_with_greek_let
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m equipool completion bash | (exec <&-; sleep 2)"
+    command = f"{sys.executable} -m equipool datasets | (exec <&-; sleep 2)"
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )

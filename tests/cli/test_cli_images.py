@@ -141,10 +141,6 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     assert table["voxels"].sum() == fdr.sum()
     summary = json.loads((out / "summary.json").read_text())
     assert summary["significant_fdr"]["harmonized"] == fdr.sum()
-    affected = nibabel.load(brain_folder / "derivatives" / "truth" / "affected.nii.gz").get_fdata()[mask] > 0
-    less = fdr & (expected.t > 0)  # of controls minus patients, who have lost tissue nearly everywhere
-    share = summary["detection"]["harmonized"]["fdr"]["found"]
-    assert share == pytest.approx((less & affected).sum() / affected.sum(), abs=0.02)
     assert (out / "statmaps" / "dx_as-measured_stat-t_statmap.nii.gz").is_file()
 
 
@@ -438,16 +434,3 @@ def test_visits_are_distinguished_from_participants(tmp_path, capsys):
     table.write_text("\n".join(["participant_id,site,age,thickness", *rows]) + "\n")
     assert main(["check", str(table)]) == 0
     assert "24 rows are visits of 12 participants" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("contrast", "sign"), [("AD - CN", -1), ("CN - AD", 1)])
-def test_the_truth_has_the_sign_of_the_contrast(brain_folder, contrast, sign):
-    from argparse import Namespace
-
-    from equipool.cli.statmap_files import _simulated_truth
-
-    volumes = ep.Volumes.build(ep.read_bids(brain_folder)["path"])
-    columns = _simulated_truth(Namespace(table=brain_folder, statmap="dx"), volumes, contrast)
-    affected = columns["truth"][columns["truth"] != 0]
-    assert np.mean(affected == sign) > 0.9  # patients have lost tissue nearly everywhere
-    assert _simulated_truth(Namespace(table=brain_folder, statmap="sex"), volumes, contrast) == {}

@@ -1,7 +1,6 @@
 """The command line as a newcomer and a script use it: guessed columns, config files, JSON, interruptions."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -250,7 +249,7 @@ def test_dry_runs_write_nothing(here, capsys):
         "benchmark harmonizers simulated-0 --methods raw --out out --dry-run --jobs 1",
     ):
         assert main(call.split()) == 0
-        assert "about" in capsys.readouterr().out
+        assert "to out" in capsys.readouterr().out.lower()
     assert sorted(here.rglob("*")) == before
 
 
@@ -259,27 +258,6 @@ def test_datasets_are_listed_with_what_is_in_the_cache(here, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     german = next(row for row in rows if row[0] == "german")
     assert (german[1], german[-1]) == ("1000", "no")
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not on this machine")
-def test_bash_completes_commands_options_and_values(here):
-    script = f"""
-        eval "$({sys.executable} -m equipool completion bash)"
-        try() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _equipool; echo "${{COMPREPLY[*]}}"; }}
-        try equipool harm; try equipool check t.csv --write; try equipool check t.csv --task ""
-        try equipool completion z; try equipool check peo
-    """
-    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["harmonize", "--write-config", "class number", "zsh", ""]
-    assert run.stderr == ""
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_given_every_option(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    for word in ("harmonize", "write-config", "missing-images"):
-        assert word in script
 
 
 def test_help_fits_a_terminal(capsys):
@@ -326,7 +304,7 @@ def test_the_training_of_another_fit_is_refused_with_a_way_out(here, monkeypatch
         assert main(call) == 130
     (path,) = here.glob("cache/training/*/checkpoint.json")
     facts = json.loads(path.read_text())
-    path.write_text(json.dumps({**facts, "manifest": {"settings": {"steps": "other"}}}))
+    path.write_text(json.dumps({**facts, "settings": {"steps": "other"}}))
     capsys.readouterr()
     assert main(call) == 2
     said = capsys.readouterr().err

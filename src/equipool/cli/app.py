@@ -13,7 +13,7 @@ from typing import Any
 
 from equipool.cli.config import read_config
 from equipool.cli.parser import WRONG_CALL, build_parser
-from equipool.exceptions import EquipoolError, EquipoolWarning
+from equipool.exceptions import EquipoolError, EquipoolWarning, InputError
 from equipool.parallel import cluster
 
 OUR_FAULT, INTERRUPTED, PIPE_CLOSED = 3, 130, 128 + 13
@@ -34,17 +34,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # closed by head or less: not a verdict
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except (EquipoolError, OSError) as error:
-        return _fail(WRONG_CALL, _sentence(error))
     except KeyboardInterrupt:
+        code, said = INTERRUPTED, f"interrupted. {arguments.go_on}".rstrip()
         print(file=sys.stderr)
-        return _fail(INTERRUPTED, f"interrupted. {arguments.go_on}".rstrip())
+    except EquipoolError as error:
+        code, said = WRONG_CALL, str(error)
+    except OSError as error:
+        code, said = WRONG_CALL, str(error)
+        if error.filename:
+            said = f"{error.filename} cannot be used ({error.strerror})"
+            said += "; choose another path, or change its rights."
     except Exception as error:
         if os.environ.get("EQUIPOOL_TRACEBACK"):
             raise
-        what = f"{type(error).__name__}: {error}"
-        remedy = "Run it again with EQUIPOOL_TRACEBACK=1 and report what it prints."
-        return _fail(OUR_FAULT, f"this should not have happened ({what}). {remedy}")
+        code, said = OUR_FAULT, f"this should not have happened ({type(error).__name__}: {error})."
+        said += " Run it again with EQUIPOOL_TRACEBACK=1 and report what it prints."
+    print(f"equipool: {said}", file=sys.stderr)
+    return code
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -55,7 +61,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         commands[arguments.name].set_defaults(**read_config(arguments.config, arguments.name))
         arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        commands[arguments.name].refuse_unknown(unknown)
+        commands[arguments.name].error(f"unrecognized arguments: {' '.join(unknown)}")
+    for name, least in {"seed": 0, "jobs": 1, "steps": 1, "seeds": 1}.items():
+        value = getattr(arguments, name, None)
+        if value is not None and value < least:
+            raise InputError(f"--{name} must be at least {least}. Got {value}.")
     return arguments
 
 
@@ -72,19 +82,4 @@ def _run(arguments: argparse.Namespace) -> int:
     command = importlib.import_module(f"equipool.cli.commands.{arguments.name}")
     with warnings.catch_warnings(), cluster(getattr(arguments, "scheduler", None)):
         warnings.showwarning = show
-        status: int = command.run(arguments)
-        return status
-
-
-def _fail(code: int, sentence: str) -> int:
-    print(f"equipool: {sentence}", file=sys.stderr)
-    return code
-
-
-def _sentence(error: Exception) -> str:
-    """Return an error's words; of an error of the system, the file and what is wrong with it."""
-    if isinstance(error, OSError) and not isinstance(error, EquipoolError) and error.filename:
-        return (
-            f"{error.filename} cannot be used ({error.strerror}); choose another path, or change its rights."
-        )
-    return str(error)
+        return int(command.run(arguments))

@@ -30,7 +30,7 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
             f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
         ) from error
     options = _options()
-    keys = sorted({key for actions in options.values() for key in actions})
+    keys = sorted(set().union(*options.values()))
     for key in content:
         if key not in keys:
             hint = did_you_mean(key, keys, f"choose from {', '.join(keys)}.")
@@ -56,15 +56,19 @@ def write_config(path: Path, arguments: argparse.Namespace) -> Path:
         f"# Use it:  equipool harmonize {arguments.table} --config {path} --out DIR",
     ]
     unset = ["", "# Not set; take the first # away to set one."]
-    for key, action in {**_options()["check"], **_options()["harmonize"]}.items():
+    options = _options()
+    for key, action in {**options["check"], **options["harmonize"]}.items():
         value = getattr(arguments, action.dest, action.default)
         if key in ("covariate", "target", "id") and not value and not (key == "id" and arguments.subject):
             value = ["none"] if key == "covariate" else "none"
-        set_here = value not in (None, []) and (value != action.default)
         help = (action.help or "").replace("%%", "%")
         text = textwrap.wrap(help, 98, initial_indent="# ", subsequent_indent="# ")
-        line = f"{key} = {_toml(value if value is not None else _example(action))}"
-        (lines if set_here else unset).extend(["", *text, line if set_here else f"# {line}"])
+        # JSON's text, numbers, lists of text, true and false are TOML's.
+        line = f"{key} = {json.dumps('' if value is None else value, default=str, ensure_ascii=False)}"
+        if value != action.default:
+            lines += ["", *text, line]
+        else:
+            unset += ["", *text, f"# {line}"]
     return write_whole(path, "\n".join([*lines, *unset, ""]))
 
 
@@ -95,15 +99,3 @@ def _value(action: argparse.Action, value: Any, key: str, path: Path) -> Any:
     if action.nargs == "+":
         return each
     return Path(value) if action.type is Path else value
-
-
-def _example(action: argparse.Action) -> Any:
-    """Return a value that an option without one could have."""
-    if action.choices:
-        return next(iter(action.choices))
-    return [] if action.nargs == "+" else 1 if action.type is int else ""
-
-
-def _toml(value: Any) -> str:
-    """Write a value; JSON's text, numbers, lists of text, true and false are TOML's."""
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

@@ -1,49 +1,46 @@
-"""What `harmonize` and `apply` write: a table like the source, or a BIDS derivative, perhaps with codes."""
+"""What `harmonize` and `apply` write: a table like the source, or a BIDS derivative with codes and t-maps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from equipool.data.bids import as_label, image_path, is_bids_name, parse_name
+from equipool.checks import require_columns
+from equipool.checks.findings import plural
+from equipool.checks.inputs import parse_labels
+from equipool.data.bids import KEY, as_label, image_path, is_bids_name, parse_name
 from equipool.data.nifti import write_volume
 from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
-from equipool.progress import Progress
+from equipool.judge.statmaps import StatMap, clusters, stat_map
+from equipool.progress import Progress, say
 
 BLOCK = 16  # volumes in memory at a time
-KEY = ["participant_id", "session"]
-# What an earlier run may have written that this one does not.
-FILES = """
-summary.json account.json report.html harmonized.csv harmonized.tsv harmonized.parquet participants.tsv
-sub-*/sub-*_sessions.tsv codes.tsv predictions.tsv statmaps/*_as-measured* statmaps/*_harmonized*
-statmaps/*.png sub-*/anat/sub-*_desc-harmonized_*.nii.gz sub-*/ses-*/anat/sub-*_desc-harmonized_*.nii.gz
-""".split()
+FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
 
 
 def write_harmonized(folder: Path, source: Path, frame: pd.DataFrame, features: pd.DataFrame) -> str:
-    """Write a table with harmonized features as .csv, .tsv or .parquet, as the source is; return its name.
-
-    Text is written uncompressed.
-    """
-    kind = table_kind(source)
-    ending = {".pq": ".parquet", ".txt": ".tsv"}.get(kind, kind)
+    """Write a table with harmonized features in the format of the source, uncompressed; return its name."""
     harmonized = frame.assign(**{str(name): features[name] for name in features})
-    return write_table(folder / f"harmonized{ending}", harmonized).name
+    return write_table(folder / f"harmonized{table_kind(source)}", harmonized).name
 
 
-def places_of(frame: pd.DataFrame, paths: Iterable[Path], id: str | None) -> pd.DataFrame:
+def places_of(frame: pd.DataFrame, paths: Sequence[Path], id: str | None) -> pd.DataFrame:
     """Return the participant of each image and where its harmonized one goes: participant_id, session, file.
 
     Images with BIDS names keep them but for ``desc-harmonized``; others are named by the id, or the row.
     """
-    paths = list(paths)
     names = list(map(parse_name, paths)) if all(map(is_bids_name, paths)) else _names_by_id(frame, id)
-    names = [{**{k: v for k, v in name.items() if k != "desc"}, "desc": "harmonized"} for name in names]
+    for name in names:
+        name.pop("desc", None)
+        name["desc"] = "harmonized"  # the last of its entities
     places = pd.DataFrame(
         {
             "participant_id": [f"sub-{name['sub']}" for name in names],
@@ -75,7 +72,7 @@ def _names_by_id(frame: pd.DataFrame, id: str | None) -> list[dict[str, str]]:
 
 
 def write_volumes(
-    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, site: Any, covariates: Any
+    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, site: pd.Series[Any], covariates: Any
 ) -> None:
     """Harmonize and write the volumes, a block at a time; outside of the model's mask the files hold 0."""
     progress = Progress("Harmonized", len(volumes))
@@ -83,25 +80,25 @@ def write_volumes(
     step = len(volumes) if model.unseen_site == "adapt" else BLOCK
     for start in range(0, len(volumes), step):
         part = slice(start, start + step)
-        given = None if covariates is None else covariates.iloc[part]
-        harmonized = model.transform(volumes[part], site=site.iloc[part], covariates=given)
+        harmonized = model.transform(volumes[part], site=site.iloc[part], covariates=covariates.iloc[part])
         for k, row in enumerate(harmonized.read(), start=start):
             write_volume(out / places["file"].iloc[k], harmonized.unmask(row), volumes.paths[k])
             progress(k + 1)
 
 
-def write_codes(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
-    """Write the code of each image."""
-    codes = pd.DataFrame(model.transform(volumes)).add_prefix("code")
-    _write(out / "codes.tsv", _by_image(places, codes))
-
-
-def write_predictions(out: Path, places: pd.DataFrame, volumes: Volumes, model: Any) -> None:
-    """Write the prediction for each image, and the probability of each class."""
-    table = pd.DataFrame({"predicted": model.predict(volumes)})
-    if model.task_ == "class":
-        table[[f"p_{name}" for name in model.classes_]] = model.predict_proba(volumes)
-    _write(out / "predictions.tsv", _by_image(places, table))
+def write_codes(
+    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, *, predict: bool = False
+) -> None:
+    """Write the code of each image, and what is predicted for it with the probability of each class."""
+    tables = {"codes": pd.DataFrame(model.transform(volumes)).add_prefix("code")}
+    if predict:
+        tables["predictions"] = pd.DataFrame({"predicted": model.predict(volumes)})
+    if predict and model.task_ == "class":
+        classes = [f"p_{name}" for name in model.classes_]
+        tables["predictions"][classes] = model.predict_proba(volumes)
+    names = places[KEY].dropna(axis="columns", how="all")  # the session only where there are sessions
+    for name, table in tables.items():
+        write_table(out / f"{name}.tsv", pd.concat([names, table], axis=1), missing="n/a")
 
 
 def write_participants(
@@ -109,21 +106,66 @@ def write_participants(
 ) -> None:
     """Write the participants with some columns; where there are sessions, the sessions' tables too."""
     used = frame[[name for name in dict.fromkeys(columns) if name and name not in (*KEY, "file")]]
-    table = pd.concat([places[["participant_id"]], used], axis=1)
-    _write(out / "participants.tsv", table.drop_duplicates("participant_id"))
+    table = pd.concat([places["participant_id"], used], axis=1).drop_duplicates("participant_id")
+    write_table(out / "participants.tsv", table, missing="n/a")
     if places["session"].isna().any():
         return
     visits = pd.concat([("ses-" + places["session"]).rename("session_id"), used], axis=1)
-    for id, rows in places.groupby("participant_id").groups.items():
-        _write(out / str(id) / f"{id}_sessions.tsv", visits.loc[rows])
+    for id, rows in visits.groupby(places["participant_id"]):
+        write_table(out / str(id) / f"{id}_sessions.tsv", rows, missing="n/a")
 
 
-def _write(path: Path, frame: pd.DataFrame) -> None:
-    """Write a table as BIDS has it."""
-    write_table(path, frame, missing="n/a")
+def write_statmaps(
+    arguments: argparse.Namespace, new: Path, rows: pd.DataFrame, volumes: Volumes, places: pd.DataFrame
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write t-maps before and after with their picture; return their counts of voxels, and views."""
+    from equipool.report.statmap_figures import statmap_figure, statmap_pictures, write_statmap
+    from equipool.report.style import save_figure
+
+    out, column = new / "statmaps", arguments.statmap
+    if len(rows) < len(places):
+        say(f"t-map of {column}: {plural(len(places) - len(rows), 'row')} without a value left out.")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
+        files = [new / file for file in places["file"][rows.index]]
+        harmonized = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
+        scans = {"as measured": volumes[rows.index.to_numpy()], "harmonized": harmonized}
+        maps = {name: _map(arguments, rows, values) for name, values in scans.items()}
+        mean = sum(block.sum(axis=0) for block in harmonized.blocks()) / len(harmonized)
+        del harmonized, scans  # their files are about to go
+    file_name = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
+    mni = all("space-MNI" in path.name for path in volumes.paths)
+    counts: dict[str, Any] = {"significant": {}, "significant_fdr": {}}
+    for name, one in maps.items():
+        stem = f"{file_name}_{name.replace(' ', '-')}"
+        write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
+        by_fdr = one.significant(**FDR)
+        table = clusters(one, volumes.mask, volumes.affine, keep=by_fdr)
+        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
+        strict, fdr = int(one.significant().sum()), int(by_fdr.sum())
+        counts["significant"][name], counts["significant_fdr"][name] = strict, fdr
+        say(f"t-map {name}: {one.n} participants, {strict} voxels (Bonferroni, 0.001), {fdr} (FDR, 5 %).")
+    # The cautious picture, unless there is nothing in it.
+    how = {} if any(counts["significant"].values()) else FDR
+    drawn = maps, volumes.mask, volumes.affine, volumes.unmask(mean)
+    save_figure(statmap_figure(*drawn, **how), out / f"{file_name}.png")
+    return counts, statmap_pictures(*drawn, column)
 
 
-def _by_image(places: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table after the columns that name each image: the session only where there are sessions."""
-    key = [name for name in KEY if name != "session" or places[name].notna().any()]
-    return pd.concat([places[key], table], axis=1)
+def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a value; refuse a column that no t-map can be of, before hours of training."""
+    require_columns(frame, [arguments.statmap])
+    rows = frame[[label is not None for label in parse_labels(frame[arguments.statmap])]]
+    if rows.empty:
+        raise InputError(f"--statmap {arguments.statmap}: no row has a value there; name another column.")
+    try:
+        _map(arguments, rows, rows.index.to_numpy()[:, None])
+    except InputError as error:
+        raise InputError(f"--statmap {arguments.statmap}: {error}") from error
+    return rows
+
+
+def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any) -> StatMap:
+    """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
+    covariates = rows[[column for column in arguments.covariates if column != arguments.statmap]]
+    subject = rows[arguments.subject] if arguments.subject else None
+    return stat_map(values, rows[arguments.statmap], covariates=covariates, subject=subject)

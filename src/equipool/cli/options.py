@@ -23,18 +23,19 @@ def option(help: str, default: Any = None, *, choices: str = "", **settings: Any
         settings["choices"] = choices.split()
     if default is not None:
         settings["default"] = default
-    if default is not None and not isinstance(default, list):
-        help += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    if default not in (None, []) and default != ["all"]:
+        help += f" (default: {default})"
     return {"help": help, **settings}
 
 
 FLAG = {"action": "store_true"}
 COLUMN = {"metavar": "COLUMN"}
 COLUMNS = {"metavar": "COLUMN", "nargs": "+"}
+NAMES = {"metavar": "NAME", "nargs": "+"}
+DATASETS = {"metavar": "DATASET", "nargs": "+"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
-MM: dict[str, Any] = {"type": float, "metavar": "MM"}
 
 ENTITIES = ("space", "res", "desc", "session", "run", "acq")  # parts of BIDS names
 
@@ -65,11 +66,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # The columns of a table.
     "--site": option("the scanner, centre or group", **COLUMN),
     "apply --site": option(
-        "the site (default: guessed); with none, it is estimated for tables, and images give --codes",
-        **COLUMN,
+        "the site (default: guessed); none: tables estimate it, images give --codes", **COLUMN
     ),
     "--covariate": option(
-        "what participants differ in and is to be kept, such as age; may be repeated; none for none",
+        "differences to keep, such as age; may be repeated; none for none",
         [],
         dest="covariates",
         action=Several,
@@ -79,9 +79,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--id": option("one value for each row; none for none", **COLUMN),
     "--subject": option("the participant of each row, where some have several rows", **COLUMN),
     "--features": option(
-        "the measurements; patterns such as '*_thickness' work (default: all other columns of numbers but "
-        "those named like one of the above)",
-        **COLUMNS,
+        "the measurements, or '*_patterns' (default: all other columns of numbers)", **COLUMNS
     ),
     "--ignore": option("columns that are none of these", [], **COLUMNS),
     "--task": option("what the target is (default: guessed)", choices="class number"),
@@ -99,60 +97,38 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--missing": option("tables: refuse missing features, or fill them in", "error", choices="error impute"),
     "--statmap": option("images: also t-maps of this column before and after, covariates adjusted", **COLUMN),
     "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
-    "apply --codes": option(
-        "images: also codes, and predictions of a target, by a model of `harmonize --codes`", **FLAG
-    ),
+    "apply --codes": option("images: also codes, and predictions, by a model of `harmonize --codes`", **FLAG),
     "--encoder": option(
-        "of --codes; resnet, the paper's, takes hours without a GPU",
-        "components",
-        choices="components linear resnet",
+        "of --codes; resnet takes hours without a GPU", "components", choices="components linear resnet"
     ),
     "--steps": option("of training for --codes", 1500, **COUNT),
     "--no-report": option("leave out the report, which takes a while", **FLAG),
-    "--unseen-site": option(
-        "a site that was not in the fit: refuse it, keep its rows as they are, or adapt to them",
-        "error",
-        choices="error pooled adapt",
-    ),
+    "--unseen-site": option("refuse, keep as it is, or adapt to it", "error", choices="error pooled adapt"),
     # Simulation and preprocessing.
-    "--like": option(
-        "scanners and sample counts of the paper's datasets, or your own counts",
-        "adni",
-        choices="adni adcp custom",
-    ),
+    "--like": option("scanners and sample counts: the paper's, or yours", "adni", choices="adni adcp custom"),
     "--people": option("custom: participants of each site", nargs="+", **COUNT),
     "--patients": option("custom: how many of them are ill (default: 40 %%)", nargs="+", **COUNT),
     "--overlap": option("of the sites' ages, 0 to 1 (default: that of the dataset)", type=float),
     "demo --overlap": option("of the sites' ages, 0 to 1", 0.0, type=float),
-    "--resolution": option("voxel size, 1 to 8", 4.0, **MM),
-    "preprocess --resolution": option("voxel size of the result", 2.0, **MM),
-    "--skip": option(
-        "leave out n4 (bias field), register (images are in MNI space) or normalize (intensities)",
-        [],
-        nargs="+",
-        action="extend",
-        choices="n4 register normalize",
-        metavar="STEP",
-    ),
+    "--resolution": option("voxel size in mm, 1 to 8", 4.0, type=float),
+    "preprocess --resolution": option("voxel size of the result in mm", 2.0, type=float),
+    "--skip": option("steps to leave out", [], choices="n4 register normalize", action="extend", nargs="+"),
     "--brain-extracted": option("the images have no skull: the brain is where they are not 0", **FLAG),
     # Benchmarks.
     "datasets": option(
-        "german, adult; adult-overlap-1, -0.5 and -0 for the experiment on covariate shift; of images "
-        "adni-sim, adcp-sim (simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or "
-        "harmonizers TABLE…, to compare SiteHarmonizer with the ComBat family on your tables, or on "
-        "simulated-OVERLAP, simulated-joint-OVERLAP",
-        nargs="+",
-        metavar="DATASET",
+        "german, adult; adult-overlap-1, -0.5 and -0 (covariate shift); of images adni-sim, adcp-sim "
+        "(simulated; -hard where ages do not overlap), adni:FOLDER, adcp:FOLDER; or harmonizers TABLE…, to "
+        "compare SiteHarmonizer with ComBat's family on tables, simulated-OVERLAP or simulated-joint-OVERLAP",
+        **DATASETS,
     ),
     "--repeats": option("harmonizers: of the five folds", 3, **COUNT),
     "--methods": option(
         "of `harmonizers` raw, combat, combat-gam, covbat, ours and others; else naive, mmd, cai, ss, rm, "
         "paper, ours, or all; ablation for the steps from paper to ours (default: all)",
         ["all"],
-        nargs="+",
-        metavar="NAME",
+        **NAMES,
     ),
-    "select --methods": option("of those of `benchmark` (default: all)", ["all"], nargs="+", metavar="NAME"),
+    "select --methods": option("of those of `benchmark` (default: all)", ["all"], **NAMES),
     "--seeds/--splits": option("repetitions; of images, random splits (default: 3, of images 5)", **COUNT),
     "--quick": option("one seed and a third of the training, to see the whole path", **FLAG),
     "--settings": option("settings of `equipool select` (default: ours)", **FILE),
@@ -160,8 +136,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--trials": option("settings tried a method", 20, **COUNT),
     "--tolerance": option("share of the best accuracy given up", 0.05, type=float),
     "action": option("what to do", "list", nargs="?", choices="list fetch"),
-    "names": option("fetch: such as german", [], nargs="*", metavar="DATASET"),
-    "shell": option("which shell", choices="bash zsh fish"),
+    "names": option("fetch: such as german", [], metavar="DATASET", nargs="*"),
 }
 
 # Options that stand below a heading in the help: its text, and their names.
@@ -176,8 +151,6 @@ GROUPS = {
     ),
 }
 
-NOTHING_WRITTEN = "Nothing was written; run it again."
-STARTS_ANEW = "What was half done is deleted again; the same command starts anew."
 GOES_ON = "What is done is kept; run the same command again to go on."
 
 
@@ -188,8 +161,7 @@ class Command:
     help: str
     options: str  # names of OPTIONS and GROUPS
     description: str = ""
-    go_on: str = NOTHING_WRITTEN  # what to do after an interruption
-    epilog: str | None = None  # in place of the exit codes
+    go_on: str = "Nothing half done was left; the same command starts anew."  # after an interruption
     constants: dict[str, Any] = field(default_factory=dict)  # in place of options of others
 
 
@@ -197,20 +169,18 @@ COMMANDS = {
     "demo": Command(
         "a simulated pool of three scanners: see what equipool does",
         "--out --overlap --seed --force",
-        go_on=STARTS_ANEW,
+        "Simulate a table, check it, harmonize it and draw it.",
     ),
     "check": Command(
         "can the sites of a table or folder be pooled, at what price?",
         "table columns images --missing --json --figure --write-config",
-        "Look at a table before anything is fitted: sites, overlap of covariates, confounding, bad values; "
-        "where there are images, every one of them. Ends with a verdict.",
+        "Look at a table, or every image: sites, overlap of covariates, confounding, bad values; verdict.",
     ),
     "harmonize": Command(
         "remove site effects from a table or images; keep a model",
         "table --out columns images --missing --statmap --codes --encoder --steps --seed --jobs --no-report "
         "--fresh --dry-run --json",
-        "Fit on all rows, and write harmonized images as a BIDS derivative, or the harmonized table; "
-        "`equipool apply` applies the model to new rows.",
+        "Fit on all rows; write a harmonized table, or BIDS derivative, and a model for `equipool apply`.",
         "What was half written is deleted again; the same command goes on with the training.",
     ),
     "apply": Command(
@@ -218,23 +188,21 @@ COMMANDS = {
         "model table --out --site --codes --id --unseen-site images --dry-run --json",
         "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are taken "
         "from the columns of the fit; for tables they are estimated where there are none.",
-        STARTS_ANEW,
-        constants=dict.fromkeys(("target", "subject", "features"))
-        | {"covariates": [], "ignore": [], "no_guess": False},
+        constants={"target": None, "subject": None, "features": None, "no_guess": False}
+        | {"covariates": [], "ignore": []},
     ),
     "report": Command(
         "the report of a harmonization again, or of any two tables",
         "table --after --out --seed columns --json",
-        "Make the report of a folder that `equipool harmonize` wrote again, without fitting anything; or "
-        "judge a table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
+        "Make the report of a folder of `equipool harmonize` again, without fitting anything; or judge a "
+        "table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
         constants={"images": None, "preset": None, "missing": "error"},
     ),
     "benchmark": Command(
         "compare methods on held-out participants, the paper's or your tables",
         "datasets columns --repeats --methods --seeds/--splits --quick --out --jobs --fresh --settings "
         "--dry-run --scheduler",
-        "Fit every method with several seeds and evaluate it on held-out participants. Runs that are there "
-        "already are kept, so that an interrupted benchmark goes on where it stopped.",
+        "Fit every method with several seeds and evaluate it on held-out participants. Finished runs stay.",
         GOES_ON,
         constants={"images": None, "preset": None},
     ),
@@ -243,42 +211,27 @@ COMMANDS = {
         "out --like --people --patients --overlap --resolution --seed --jobs --force --json",
         "Write brains that age and fall ill as measured by different scanners, the same brains without a "
         "scanner, and the true effects: something to try methods on.",
-        STARTS_ANEW,
     ),
     "preprocess": Command(
         "heads of a BIDS folder to brains on the MNI grid, with a QC page",
         "bids --preset out --resolution --skip --brain-extracted --session --run --acq --desc --jobs "
         "--scheduler --fresh --dry-run",
         "Brain mask (deepbet), bias field (N4), affine registration to MNI152 (greedy), resampling and "
-        "intensity normalisation of every T1-weighted image, in parallel.",
+        "intensity normalisation of every T1-weighted image, in parallel. OUT/qc.html shows the result.",
         GOES_ON,
-        epilog="""\
-An interrupted run goes on where it stopped. Look at OUT/qc.html when it is done.
-exit codes: 0 fine, 1 some heads failed (they are named), 2 the call or a file is
-wrong, 3 a defect of equipool, 130 interrupted""",
     ),
     "select": Command(
         "choose a method's settings on validation splits",
         "dataset --methods --trials --tolerance --out --jobs --scheduler",
         "Search settings on validation splits of the training rows: among those within the tolerance of the "
-        "best accuracy, the one from which a classifier predicts the site worst. An interrupted search goes "
-        "on where it stopped. The result is for `equipool benchmark --settings FILE`.",
+        "best accuracy, the one from which a classifier predicts the site worst. The result is for "
+        "`equipool benchmark --settings FILE`.",
         GOES_ON,
     ),
     "datasets": Command(
         "list or fetch the datasets of the benchmark",
         "action names --json",
-        "List the datasets of the benchmark, or fetch some into the cache (the folder that the environment "
-        "variable EQUIPOOL_CACHE names, else the user's own).",
+        "List them, or fetch some into the cache (EQUIPOOL_CACHE in the environment, else the user's own).",
         GOES_ON,
-    ),
-    "completion": Command(
-        "print what a shell needs to complete equipool's commands",
-        "shell",
-        "Print completion for a shell; files are completed where an option takes one.",
-        epilog="""\
-bash:  eval "$(equipool completion bash)"           in ~/.bashrc
-zsh:   eval "$(equipool completion zsh)"            in ~/.zshrc, after compinit
-fish:  equipool completion fish | source            in ~/.config/fish/config.fish""",
     ),
 }

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ import pandas as pd
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import read_json, write_json
 
+# Options that do not change a result.
+BESIDE = "name go_on config no_guess table out jobs dry_run fresh json no_report".split()
+
 
 def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None) -> None:
     """Refuse a folder that holds anything but an earlier result of the command.
@@ -25,14 +28,12 @@ def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None
     That must be of the same ``facts``, which its marker holds; a command without facts needs --force.
     """
     out, command = arguments.out, arguments.name
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give the name of a folder.")
-    above = next((one for one in out.parents if one.is_file()), None)
-    if above is not None:
-        raise InputError(f"{out} cannot be made: {above} is a file. Choose another folder.")
+    for one in (out, *out.parents):
+        if one.exists() and not one.is_dir():
+            raise InputError(f"{out} cannot be made: {one} is a file. Choose another folder.")
     if not out.is_dir() or not any(out.iterdir()):
         return
-    marker = _marker(out, command)
+    marker = out / f".equipool-{command}"
     if not marker.is_file():
         raise InputError(f"{out} is not empty; choose another folder.")
     if facts is not None and read_json(marker) != json.loads(json.dumps(facts)):
@@ -45,7 +46,7 @@ def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None
 
 @contextmanager
 def whole_or_nothing(
-    arguments: argparse.Namespace, facts: dict[str, Any], earlier: Sequence[str]
+    arguments: argparse.Namespace, facts: dict[str, Any], earlier: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Give a folder to write into, whose files take their places in --out when all of them are there.
 
@@ -54,13 +55,28 @@ def whole_or_nothing(
     """
     out = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(out)
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):  # of runs that were killed
+        with suppress(OSError, ValueError):
+            try:
+                os.kill(int(folder.name.rpartition("-")[2]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(folder)
     work = out.with_name(f".{out.name}.equipool-{os.getpid()}")
     try:
         work.mkdir()
         yield work
-        write_json(_marker(work, arguments.name), facts)
-        _take_places(work, out, _marker(out, arguments.name), earlier)
+        marker = write_json(work / f".equipool-{arguments.name}", facts).name
+        stale = {path for name in earlier if (out / marker).is_file() for path in out.glob(name)}
+        files = [path for path in work.rglob("*") if path.is_file()]
+        # The marker first: should this be killed half-way, the same command may go on here. The participants
+        # last: a folder that has them is whole.
+        for path in sorted(files, key=lambda path: (path.name != marker, path.name == "participants.tsv")):
+            place = out / path.relative_to(work)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+            stale.discard(place)
+        for path in stale:
+            path.unlink()
     except EquipoolError as error:
         # The user knows the folder that they named, not this one.
         raise type(error)(str(error).replace(str(work), str(out))) from error
@@ -70,38 +86,6 @@ def whole_or_nothing(
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _take_places(work: Path, out: Path, marker: Path, earlier: Sequence[str]) -> None:
-    patterns = earlier if marker.is_file() else ()
-    stale = {path for pattern in patterns for path in out.glob(pattern)}
-    out.mkdir(exist_ok=True)
-    files = [path for path in work.rglob("*") if path.is_file()]
-    # The marker first: should this be killed half-way, the same command may go on here. The participants
-    # last: a folder that has them is whole.
-    for path in sorted(files, key=lambda path: (path.name != marker.name, path.name == "participants.tsv")):
-        place = out / path.relative_to(work)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(place)
-        stale.discard(place)
-    for path in stale:
-        path.unlink(missing_ok=True)
-
-
-def _sweep(out: Path) -> None:
-    """Delete the folders beside this one of runs that were killed."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.equipool-*"):
-        pid = folder.name.rpartition("-")[2]
-        if pid.isdigit() and not _runs(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
 
 
 def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any) -> None:
@@ -114,10 +98,9 @@ def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any
         print(f"{name.capitalize() + ':':<{width}}{what}")
 
 
-def content_hash(frame: pd.DataFrame) -> str:
-    """Return a hash of a table's content, so that a result is never taken for one of other data."""
-    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
-
-
-def _marker(out: Path, command: str) -> Path:
-    return out / f".equipool-{command}"
+def facts_of(arguments: argparse.Namespace, frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what decides a result, so that it is never taken for one of other data or options."""
+    call = {name: value for name, value in vars(arguments).items() if name not in BESIDE}
+    call = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in call.items()}
+    content = hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
+    return {"source": str(arguments.table.resolve()), **call, "content": content}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from equipool.cli.options import COMMANDS, GROUPS, OPTIONS, Command
@@ -20,13 +19,13 @@ start here:
   equipool harmonize people.csv --out results   then open results/report.html
 """
 EXIT_CODES = """\
-exit codes: 0 fine, 1 the data cannot be pooled, 2 the call or a file is wrong,
-3 a defect of equipool, 130 interrupted"""
+exit codes: 0 fine, 1 the data cannot be pooled or some heads failed, 2 the call
+or a file is wrong, 3 a defect of equipool, 130 interrupted"""
 
 # What argparse says, as patterns, and how we say it.
 SENTENCES = (
-    (r"the following arguments are required: (-.*)", r"\1 is missing."),
     (r"the following arguments are required: (.*)", r"\1 is missing (it goes before the options)."),
+    (r"the following arguments are required: (-.*)", r"\1 is missing."),
     (r"argument (.+): invalid int value: (.*)", r"\1 must be a whole number. Got \2."),
     (r"argument (.+): invalid float value: (.*)", r"\1 must be a number. Got \2."),
     (r"argument (.+): expected (?:one|at least one) argument", r"\1 needs a value."),
@@ -42,33 +41,30 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         usage="equipool [--help] [--version] COMMAND …",
         add_help=False,
     )
-    version = f"equipool {__version__}"
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    version = f"equipool {__version__}"
     parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
     title = "commands (equipool COMMAND --help says more)"
-    commands = parser.add_subparsers(
-        title=title, prog="equipool", required=True, metavar="COMMAND", dest="name"
-    )
+    named = {"metavar": "COMMAND", "dest": "name"}
+    commands = parser.add_subparsers(title=title, prog="equipool", required=True, **named)
     for name, command in COMMANDS.items():
-        epilog = command.epilog or EXIT_CODES
-        one = commands.add_parser(name, help=command.help, description=command.description, epilog=epilog)
+        one = commands.add_parser(name, help=command.help, description=command.description, epilog=EXIT_CODES)
         one.declare(name, command)
     return parser, commands.choices
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help in the width of a small terminal, short names beside their text."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=24, width=WIDTH)
-        self._action_max_length = 14  # argparse measures commands without their indent, and breaks lines
+def _narrow_help(prog: str) -> argparse.HelpFormatter:
+    form = argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=WIDTH)
+    form._action_max_length = 14  # argparse measures commands without their indent, and breaks lines
+    return form
 
 
 class Parser(argparse.ArgumentParser):
     """The parser of all calls, or of one command."""
 
     def __init__(self, *, description: str, **settings: Any) -> None:
-        super().__init__(formatter_class=Help, description=textwrap.fill(description, WIDTH), **settings)
+        description = textwrap.fill(description, WIDTH)
+        super().__init__(formatter_class=_narrow_help, description=description, **settings)
 
     def declare(self, name: str, command: Command) -> None:
         """Add a command's options; its usage shows those that a call must have."""
@@ -85,21 +81,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong and where help is."""
-        choice = re.fullmatch(r"argument (.+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
-        if choice:
-            name, value, choices = choice[1], choice[2], choice[3].replace("'", "").split(", ")
-            hint = did_you_mean(value, choices, f"choose from {', '.join(choices)}.")
-            self._end(f"{name} cannot be {value!r}; {hint}")
+        said = f"{message}."
         for pattern, sentence in SENTENCES:
             if match := re.fullmatch(pattern, message):
-                self._end(match.expand(sentence))
-        self._end(f"{message}.")
-
-    def refuse_unknown(self, arguments: Sequence[str]) -> NoReturn:
-        """End with the nearest option that there is."""
-        options = [name for action in self._actions for name in action.option_strings]
-        hint = did_you_mean(arguments[0].partition("=")[0], options)
-        self._end(f"{' '.join(arguments)} means nothing here{f'; {hint}' if hint else '.'}")
-
-    def _end(self, sentence: str) -> NoReturn:
-        self.exit(WRONG_CALL, f"equipool: {sentence} See: {self.prog} --help\n")
+                said = match.expand(sentence)
+        if match := re.fullmatch(r"argument (.+): invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
+            choices = match[3].replace("'", "").split(", ")
+            hint = did_you_mean(match[2], choices, f"choose from {', '.join(choices)}.")
+            said = f"{match[1]} cannot be {match[2]!r}; {hint}"
+        elif unknown := re.fullmatch(r"unrecognized arguments: (.*)", message):
+            hint = did_you_mean(re.split("[ =]", unknown[1])[0], self._option_string_actions)
+            said = f"{unknown[1]} means nothing here{f'; {hint}' if hint else '.'}"
+        self.exit(WRONG_CALL, f"equipool: {said} See: {self.prog} --help\n")

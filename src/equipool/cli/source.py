@@ -31,10 +31,7 @@ class Source(NamedTuple):
     frame: pd.DataFrame
     inputs: Inputs
     pool: PooledDataset
-
-    def column(self, name: str | None) -> NDArray[Any] | None:
-        """Return the values of a column; ``None`` where a call names none."""
-        return self.frame[name].to_numpy() if name else None
+    subject: NDArray[Any] | None  # the participant of each row, where some have several
 
 
 def read_source(arguments: argparse.Namespace) -> Source:
@@ -42,7 +39,8 @@ def read_source(arguments: argparse.Namespace) -> Source:
     frame, images = read_rows(arguments)
     inputs = Inputs.from_frame(frame, site=arguments.site, images=images, **roles(arguments))
     paths = image_paths(frame, images) if images else None
-    return Source(frame, inputs, PooledDataset.from_inputs(inputs, images=paths, missing=arguments.missing))
+    pool = PooledDataset.from_inputs(inputs, images=paths, missing=arguments.missing)
+    return Source(frame, inputs, pool, frame[arguments.subject].to_numpy() if arguments.subject else None)
 
 
 def read_rows(
@@ -58,12 +56,11 @@ def read_rows(
 
     def take(columns: Iterable[str]) -> list[str]:
         """Set the roles; return the columns that are read as text."""
-        if fitted_site and not arguments.site and fitted_site in columns:
+        if not arguments.site and fitted_site in list(columns):
             arguments.site = fitted_site
             say(f"equipool: took {shlex.join(['--site', fitted_site])}, as the model was fitted.")
         guessed.update(_take_roles(arguments, columns, fits))
-        named = (arguments.site, arguments.id, arguments.subject, arguments.images)
-        return [name for name in named if name]
+        return list(filter(None, (arguments.site, arguments.id, arguments.subject, arguments.images)))
 
     for role, name in PRESET_ROLES.items() if arguments.preset else ():
         setattr(arguments, role, getattr(arguments, role) or name)
@@ -76,13 +73,14 @@ def read_rows(
         take(frame.columns)
     else:
         frame, images = read_table(source, labels=take), arguments.images
-        if images in frame:
-            frame[images] = [_beside(source, path) for path in frame[images]]
+        if images in frame:  # paths are meant from the table's folder, or from here
+            beside = [source.parent / path if isinstance(path, str) else None for path in frame[images]]
+            here = zip(beside, frame[images], strict=True)
+            frame[images] = [str(there) if there and there.exists() else path for there, path in here]
         if fits:
             _refuse_reused_ids(arguments.site, guessed.get("id"), frame)
     _take_visits(arguments, frame, guessed)
-    _say_roles(guessed)
-    if fits and images is None:
+    if fits and images is None and not arguments.features and not arguments.no_guess:
         _leave_out(arguments, frame)
     return frame.reset_index(drop=True), images
 
@@ -92,14 +90,6 @@ def roles(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("covariates", "target", "id", "features", "task")
     ignore = [name for name in (*arguments.ignore, arguments.subject) if name]
     return {**{name: getattr(arguments, name) for name in names}, "ignore": ignore}
-
-
-def chosen(frame: pd.DataFrame, columns: Any) -> Any:
-    """Return a column, or columns, of a table; ``None`` where a call names none."""
-    return frame[columns] if columns else None
-
-
-# -- roles of columns --------------------------------------------------------------------------------------
 
 
 def _take_roles(arguments: argparse.Namespace, columns: Iterable[str], fits: bool) -> dict[str, Any]:
@@ -138,7 +128,7 @@ def _refuse_reused_ids(site: str, id: str | None, frame: pd.DataFrame) -> None:
 
 
 def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
-    """Take a guessed id that several rows have for that of participants with visits; refuse gaps in it."""
+    """Take a guessed id that several rows have for that of participants with visits; say what was guessed."""
     if "id" in guessed and not frame[guessed["id"]].is_unique:
         arguments.subject, arguments.id = arguments.id, None
         guessed["subject"] = guessed.pop("id")
@@ -149,10 +139,6 @@ def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: di
             raise InputError(
                 f"Column {arguments.subject!r} names no participant in {rows_text(empty)}; fill it in."
             )
-
-
-def _say_roles(guessed: dict[str, Any]) -> None:
-    """Say what was guessed and how to say otherwise."""
     words = []
     for role, value in guessed.items():
         words += ["--covariate", *value] if role == "covariates" else [f"--{role}", value]
@@ -165,11 +151,11 @@ def _say_roles(guessed: dict[str, Any]) -> None:
 
 def _leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
     """Ignore columns of numbers without a role whose names say that they measure nothing; say which."""
-    if arguments.features or arguments.no_guess:
-        return
     taken = {arguments.site, *arguments.covariates, arguments.target, arguments.id, arguments.subject}
     free = [name for name in frame if name not in {*taken, *arguments.ignore}]
-    counts = [name for name in free if str(name).startswith("Unnamed:") and _counts_rows(frame[name])]
+    # 0, 1, 2 … or 1, 2, 3 …, as tables are written together with their row numbers.
+    nameless = [name for name in free if str(name).startswith("Unnamed:")]
+    counts = [name for name in nameless if as_numbers(frame[name]).diff().iloc[1:].eq(1).all()]
     if counts:
         say("equipool: left out the column without a name, which counts the rows.")
     like_roles = [n for n in free if named_like_a_role(str(n)) and as_numbers(frame[n]).notna().any()]
@@ -179,14 +165,6 @@ def _leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
             "targets; to measure them, name all measurements with --features."
         )
     arguments.ignore = [*arguments.ignore, *counts, *like_roles]
-
-
-def _counts_rows(column: pd.Series[Any]) -> bool:
-    """Whether a column is 0, 1, 2 … or 1, 2, 3 …, as tables are written together with their row numbers."""
-    return pd.api.types.is_integer_dtype(column) and bool((column.diff().iloc[1:] == 1).all())
-
-
-# -- images ------------------------------------------------------------------------------------------------
 
 
 def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
@@ -204,9 +182,3 @@ def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
         missing_images=arguments.missing_images,
         **{name: getattr(arguments, name) for name in ENTITIES},
     )
-
-
-def _beside(table: Path, path: Any) -> Any:
-    """Return a path that is meant from the table's folder as one from here."""
-    there = table.parent / path if isinstance(path, str) else None
-    return str(there) if there is not None and there.exists() else path

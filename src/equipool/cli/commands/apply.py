@@ -9,11 +9,9 @@ from typing import Any
 import pandas as pd
 
 from equipool.checks import require_columns
-from equipool.checks.inputs import parse_covariates
 from equipool.cli import derivative
-from equipool.cli.outputs import announce, check_out, content_hash, whole_or_nothing
-from equipool.cli.source import chosen, read_rows
-from equipool.data import Volumes
+from equipool.cli.outputs import announce, check_out, facts_of, whole_or_nothing
+from equipool.cli.source import read_rows
 from equipool.data.bids import write_description
 from equipool.data.tables import image_paths
 from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
@@ -28,18 +26,19 @@ def run(arguments: argparse.Namespace) -> int:
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
     model = load(folder)
-    pooler = _pooler(arguments, model)
-    frame, images = read_rows(arguments, fits=False, fitted_site=_fitted_site(folder))
-    facts = {
-        "model": str(arguments.model.resolve()),
-        "source": str(arguments.table.resolve()),
-        "site": arguments.site,
-        "id": arguments.id,
-        "unseen_site": arguments.unseen_site,
-        "codes": arguments.codes,
-        "model_json": file_sha256(folder / "model.json"),
-        "content": content_hash(frame),
-    }
+    pooler = model if hasattr(model, "network_") else None
+    if arguments.codes and pooler is None:
+        if not (arguments.model / "pooler").is_dir():
+            raise InputError(
+                f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave "
+                "it out."
+            )
+        pooler = load(arguments.model / "pooler")
+    # The column that `harmonize` had for the site, if its summary is still beside the model.
+    summary = read_json(folder.resolve().parent / "summary.json")
+    fitted_site = summary.get("site") if isinstance(summary, dict) else None
+    frame, images = read_rows(arguments, fits=False, fitted_site=fitted_site)
+    facts = facts_of(arguments, frame) | {"model_json": file_sha256(folder / "model.json")}
     check_out(arguments, facts)
     of_images = getattr(model, "mask_", None) is not None
     if of_images != (images is not None):
@@ -50,54 +49,32 @@ def run(arguments: argparse.Namespace) -> int:
     require_columns(frame, [arguments.site] if arguments.site else [])
     if images is not None:
         return _apply_to_images(arguments, model, pooler, frame, image_paths(frame, images), facts)
-    if not isinstance(model, SiteHarmonizer):
-        raise InputError(
-            f"{arguments.model} holds a {type(model).__name__}, which `apply` does not apply to tables; "
-            "use its Python interface."
-        )
     return _apply_to_table(arguments, model, frame, facts)
 
 
-def _pooler(arguments: argparse.Namespace, model: Any) -> Any:
-    """Return the model of the codes, or ``None`` where none is asked for."""
-    if hasattr(model, "network_"):
-        return model
-    folder = arguments.model / "pooler"
-    if arguments.codes and not folder.is_dir():
-        raise InputError(
-            f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave it "
-            "out."
-        )
-    return load(folder) if arguments.codes else None
-
-
-def _fitted_site(model: Path) -> str | None:
-    """Return the column that `harmonize` had for the site, if its summary is still beside the model."""
-    summary = read_json(model.resolve().parent / "summary.json")
-    site = summary.get("site") if isinstance(summary, dict) else None
-    return site if isinstance(site, str) else None
-
-
 def _apply_to_table(
-    arguments: argparse.Namespace, model: SiteHarmonizer, frame: pd.DataFrame, facts: dict[str, Any]
+    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]
 ) -> int:
     features = list(getattr(model, "feature_names_in_", ()))
-    if not features:
+    if not isinstance(model, SiteHarmonizer) or not features:
         raise InputError(
-            f"{arguments.model} was fitted on an array without names, so a table's columns are unknown; "
-            "fit it on a data frame, or with `equipool harmonize`."
+            f"{arguments.model} holds a {type(model).__name__} {'with' if features else 'without'} names of "
+            "columns; use its Python interface, or fit a SiteHarmonizer on a data frame."
         )
     require_columns(frame, features)
     names = list(model.encoding_.columns)
     lacking = [name for name in names if name not in frame]
     if lacking:
         say(f"equipool: there is no column {', '.join(lacking)}; covariates are estimated from the data.")
-    given = {"site": chosen(frame, arguments.site), "covariates": chosen(frame, [] if lacking else names)}
+    site = frame[arguments.site] if arguments.site else None
+    covariates = frame[names] if names and not lacking else None
     model.set_params(unseen_site=arguments.unseen_site)
-    clean = model.transform(frame[features], **given)
+    clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
-        return _say_dry(arguments, f"{len(frame)} rows, {len(features)} features, in seconds")
-    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
+        what = f"{len(frame)} rows, {len(features)} features, in seconds"
+        announce(arguments, {"would write": what, "to": arguments.out})
+        return 0
+    with whole_or_nothing(arguments, facts) as new:
         written = derivative.write_harmonized(new, arguments.table, frame, clean)
         write_json(new / "summary.json", {**facts, "rows": len(frame)})
     announce(arguments, {"harmonized": arguments.out / written}, rows=len(frame))
@@ -115,8 +92,8 @@ def _apply_to_images(
     out: Path = arguments.out
     places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
     volumes: Any = as_volumes(paths, model.mask_, model.affine_mm_)
-    site, covariates = chosen(frame, arguments.site), None
-    harmonizes = isinstance(model, ImageHarmonizer) and site is not None
+    names: list[str] = []
+    harmonizes = isinstance(model, ImageHarmonizer) and bool(arguments.site)
     if not harmonizes and pooler is None:
         raise InputError(
             "Images are harmonized given their site; name its column with --site, or ask for --codes, which "
@@ -125,43 +102,28 @@ def _apply_to_images(
     if harmonizes:
         names = [covariate.name for covariate in model.covariates_]
         require_columns(frame, names)
-        covariates = chosen(frame, names)
-        # One image of a new site says nothing of it, so nothing is estimated in the trial.
-        model.set_params(unseen_site="error" if arguments.unseen_site == "error" else "pooled")
-        _try(model, volumes, site, covariates)
+        site, covariates = frame[arguments.site], frame[names]
         model.set_params(unseen_site=arguments.unseen_site)
+        if arguments.unseen_site == "error":  # found before anything is written, in one image of each site
+            first = site.drop_duplicates().index.to_numpy()
+            model.transform(volumes[first], site=site[first], covariates=covariates.loc[first])
     if arguments.dry_run:
         size = 4 * len(volumes) * model.mask_.size / 2**20 if harmonizes else 0
         what = f"{len(volumes)} images, at most {size:.0f} MiB, in twice the time to read them"
-        return _say_dry(arguments, what)
-    made: dict[str, Any] = {"harmonized": out / "sub-…" / "anat"} if harmonizes else {}
-    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
+        announce(arguments, {"would write": what, "to": out})
+        return 0
+    made: dict[str, Any] = {}
+    with whole_or_nothing(arguments, facts) as new:
         write_description(new, "Harmonized brains", "apply")
         if harmonizes:
+            made["harmonized"] = out / "sub-…" / "anat"
             derivative.write_volumes(new, places, volumes, model, site, covariates)
         if pooler is not None:
+            predict = pooler.task_ is not None
+            derivative.write_codes(new, places, volumes, pooler, predict=predict)
             made["codes"] = out / "codes.tsv"
-            derivative.write_codes(new, places, volumes, pooler)
-        if pooler is not None and pooler.task_ is not None:
-            made["predictions"] = out / "predictions.tsv"
-            derivative.write_predictions(new, places, volumes, pooler)
-        columns = [arguments.site, *(() if covariates is None else covariates)]
-        derivative.write_participants(new, places, frame, columns)
+            made |= {"predictions": out / "predictions.tsv"} if predict else {}
+        derivative.write_participants(new, places, frame, [arguments.site, *names])
         write_json(new / "summary.json", {**facts, "people": len(volumes)})
     announce(arguments, made, people=len(volumes))
-    return 0
-
-
-def _try(model: Any, volumes: Volumes, site: pd.Series[Any], covariates: pd.DataFrame | None) -> None:
-    """Meet unknown sites and covariates before anything is written: harmonize one image of each site."""
-    if covariates is not None:
-        names, levels = zip(*((one.name, one.levels) for one in model.covariates_), strict=True)
-        parse_covariates(covariates, names, levels)
-    rows = site.drop_duplicates().index
-    given = None if covariates is None else covariates.loc[rows]
-    model.transform(volumes[rows.to_numpy()], site=site.loc[rows], covariates=given)
-
-
-def _say_dry(arguments: argparse.Namespace, what: str) -> int:
-    announce(arguments, {"would write": what, "to": arguments.out})
     return 0

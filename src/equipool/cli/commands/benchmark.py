@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from equipool.benchmark.datasets import is_brains, require_dataset
 from equipool.benchmark.harmonized_images import run_volumes
-from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers, score_fold
+from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers
 from equipool.benchmark.methods import ABLATION, METHODS, quick_settings, read_settings
 from equipool.benchmark.table1 import expected_runs, run_benchmark
+from equipool.cli.outputs import announce
 from equipool.cli.source import read_rows, roles
-from equipool.data import PooledDataset
 from equipool.data.tables import table_kind
 from equipool.exceptions import InputError
 from equipool.progress import duration
@@ -28,23 +27,19 @@ def run(arguments: argparse.Namespace) -> int:
         return _benchmark_harmonizers(arguments)
     for name in arguments.datasets:
         require_dataset(name)  # before any folder is made
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise InputError(f"--splits (or --seeds) must be at least 1. Got {arguments.seeds}.")
     methods = _methods(arguments, {"all": METHODS, "ablation": ABLATION})
     settings = read_settings(arguments.settings) if arguments.settings else None
     usual = 5 if any(map(is_brains, arguments.datasets)) else 3
     if arguments.quick:
         settings, usual = quick_settings(arguments.datasets, methods, settings), 1
     seeds, out = arguments.seeds or usual, arguments.out
-    what: dict[str, Any] = {
-        "methods": methods,
-        "seeds": seeds,
-        "fresh": arguments.fresh,
-        "settings": settings,
-    }
-    if arguments.dry_run:
-        return _say_dry(arguments, "runs", *expected_runs(arguments.datasets, out, **what))
     how = {"jobs": arguments.jobs, "fresh": arguments.fresh, "settings": settings}
+    if arguments.dry_run:
+        which = {"methods": methods, "seeds": seeds, "settings": settings, "fresh": arguments.fresh}
+        count, todo, seconds = expected_runs(arguments.datasets, out, **which)
+        time = duration(seconds / (arguments.jobs or os.cpu_count() or 1))
+        print(f"{count} runs, {todo} to do, in about {time} (half to double); to {out}.")
+        return 0
     runs = run_benchmark(arguments.datasets, out, methods=methods, seeds=seeds, **how)
     figures = benchmark_figures(runs, out)
     for name in filter(is_brains, arguments.datasets):
@@ -53,8 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(result.text)
             figures += volume_figures(result, out)
     print((out / "table.md").read_text(encoding="utf-8"))
-    print(f"Runs: {out / 'runs.csv'}\nTable: {out / 'table.md'}")
-    print("Figures: " + ", ".join(str(path) for path in figures))
+    announce(arguments, {"runs": out / "runs.csv", "figures": ", ".join(map(str, figures))})
     return 0
 
 
@@ -73,35 +67,17 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
         pools[name], subjects[name] = pool, subject
     methods, out = _methods(arguments, {"all": HARMONIZERS}), arguments.out
     if arguments.dry_run:
-        tasks = 5 * arguments.repeats * len(pools)
-        seconds = sum(_fold_seconds(pool, methods) for pool in pools.values())
-        return _say_dry(arguments, "folds", tasks, tasks, 5 * arguments.repeats * seconds)
+        folds = 5 * arguments.repeats * len(pools)
+        print(f"{len(methods)} harmonizers in {folds} folds, where no earlier run has done it; to {out}.")
+        return 0
     how = {"repeats": arguments.repeats, "jobs": arguments.jobs, "fresh": arguments.fresh}
     folds = run_harmonizers(pools, out, methods=methods, subjects=subjects, **how)
     figure = save_figure(frontier_figure(folds), out / "frontier.png")
     print((out / "harmonizers.md").read_text(encoding="utf-8"))
-    print(f"Folds: {out / 'folds.csv'}\nFigure: {figure}")
+    announce(arguments, {"folds": out / "folds.csv", "figure": figure})
     return 0
 
 
 def _methods(arguments: argparse.Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
     """Return the methods of a call, each once, with the names of groups resolved."""
     return tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))
-
-
-def _fold_seconds(pool: PooledDataset, methods: tuple[str, ...]) -> float:
-    """Return how long one fold takes: by doing one."""
-    start = time.perf_counter()
-    score_fold(pool, "", 0, 0, methods)
-    return time.perf_counter() - start
-
-
-def _say_dry(arguments: argparse.Namespace, what: str, wanted: int, todo: int, seconds: float) -> int:
-    """Say how much is to be done and how long it takes, give or take a factor of two."""
-    jobs = arguments.jobs or os.cpu_count() or 1
-    seconds = seconds / min(jobs, max(1, todo))
-    print(
-        f"{wanted} {what}, {wanted - todo} of them done; the rest takes about {duration(seconds)} "
-        f"(half to double) with {jobs} at a time.\nTo {arguments.out}."
-    )
-    return 0

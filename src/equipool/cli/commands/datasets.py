@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from equipool.benchmark.datasets import list_datasets, load_dataset, require_dataset
-from equipool.exceptions import InputError
+import pandas as pd
 
-COLUMNS = ("name", "people", "sites", "source", "cached")
+from equipool.benchmark.datasets import list_datasets, load_dataset, require_dataset
+from equipool.cli.outputs import announce
+from equipool.exceptions import InputError
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,30 +18,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"`datasets list` takes no names; fetch with: datasets fetch {arguments.names[0]}.")
     if arguments.action == "fetch" and not arguments.names:
         raise InputError("Name the datasets to fetch, such as german; `equipool datasets` lists them.")
-    return _fetch(arguments) if arguments.action == "fetch" else _list(arguments)
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    rows = list_datasets()
-    if arguments.json:
-        print(json.dumps({"datasets": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}))
-        return 0
-    table = [COLUMNS, *((*map(str, row[:-1]), "yes" if row[-1] else "no") for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return 0
-
-
-def _fetch(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         require_dataset(name)
-    fetched = []
-    for name in arguments.names:
-        split = load_dataset(name)
-        fetched.append({"name": name, "train": len(split.train), "test": len(split.test)})
-        if not arguments.json:
-            print(f"{name}: {len(split.train)} training rows, {len(split.test)} test rows")
+    if arguments.action == "fetch":
+        splits = {name: load_dataset(name) for name in arguments.names}
+        rows = {
+            name: f"{len(one.train)} training rows, {len(one.test)} test rows" for name, one in splits.items()
+        }
+        announce(arguments, rows)
+        return 0
+    table = pd.DataFrame(list_datasets(), columns=["name", "people", "sites", "source", "cached"])
     if arguments.json:
-        print(json.dumps({"fetched": fetched}))
+        print(json.dumps({"datasets": table.to_dict("records")}))
+    else:
+        print(table.replace({"cached": {True: "yes", False: "no"}}).to_string(index=False))
     return 0

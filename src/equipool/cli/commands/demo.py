@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from equipool import simulate
 from equipool.cli.outputs import announce, check_out, whole_or_nothing
@@ -15,11 +14,12 @@ from equipool.data.tables import write_table
 from equipool.estimators import EquivariantPooler, SiteHarmonizer
 from equipool.files import write_json
 from equipool.judge import classify_site
+from equipool.judge.scores import r2_with_clean
+from equipool.progress import say
 from equipool.report.figures import pooling_figure, preflight_figure
 from equipool.report.style import save_figure
 from equipool.simulate import SimulatedTable
 
-FILES = ("table.csv", "preflight.json", "preflight.png", "harmonized.csv", "pooled.png")
 SUMMARY = """
 In participants who were not in the fit:
   agreement with clean volumes (R²)           {clean_raw:5.2f} as measured, {clean_harmonized:.2f} harmonized
@@ -35,13 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     pool, frame = truth.pool, truth.pool.to_frame()
     check_out(arguments)
     facts = {"overlap": arguments.overlap, "seed": arguments.seed}
-    with whole_or_nothing(arguments, facts, FILES) as new:
+    with whole_or_nothing(arguments, facts) as new:
         table = write_table(new / "table.csv", frame)
         report = check(table, site="site", covariates="age", target="dx", id="id")
         print(report)
         write_json(new / "preflight.json", report.to_dict(), indent=2)
         save_figure(preflight_figure(report), new / "preflight.png")
-        print("\nFitting the pooler (about 20 seconds) …", file=sys.stderr)
+        say("\nFitting the pooler (about 20 seconds) …")
         numbers, harmonized = _pooled(truth, arguments.seed)
         frame[list(pool.feature_names)] = harmonized
         write_table(new / "harmonized.csv", frame)
@@ -59,24 +59,19 @@ def _pooled(truth: SimulatedTable, seed: int) -> tuple[dict[str, float], Any]:
     pool = truth.pool
     first, second = pool.split(0.5, stratify=("site", "target"), random_state=seed)
     train, test = pool[first], pool[second]
-    pooler = EquivariantPooler(random_state=seed, steps=800)
-    pooler.fit(train.X, train.y, site=train.site_labels, covariates=train.C)
-    harmonizer = SiteHarmonizer(random_state=seed).fit(train.X, site=train.site_labels, covariates=train.C)
+    given = {"site": train.site_labels, "covariates": train.C}
+    pooler = EquivariantPooler(random_state=seed, steps=800).fit(train.X, train.y, **given)
+    harmonizer = SiteHarmonizer(random_state=seed).fit(train.X, **given)
     harmonized = harmonizer.transform(pool.X, site=pool.site_labels, covariates=pool.C)
 
     def site_auc(a: Any, b: Any) -> float:
         return max(score.auc for score in classify_site(a, train.site, b, test.site, seed=seed))
 
-    def agreement(x: Any) -> float:
-        """Return R² with the clean features, averaged over features; their means are left out."""
-        a, b = (y[second] - y[second].mean(axis=0) for y in (x, truth.clean))
-        return float((1 - ((a - b) ** 2).mean(axis=0) / b.var(axis=0)).mean())
-
     return {
         "site_auc_raw": site_auc(train.X, test.X),
         "site_auc_code": site_auc(pooler.transform(train.X), pooler.transform(test.X)),
         "accuracy": pooler.score(test.X, test.y),
-        "majority": float(np.unique(np.asarray(test.y).astype(str), return_counts=True)[1].max() / len(test)),
-        "clean_raw": agreement(pool.features),
-        "clean_harmonized": agreement(harmonized),
+        "majority": float(pd.Series(test.y).value_counts(normalize=True).max()),
+        "clean_raw": r2_with_clean(pool.features[second], truth.clean[second]),
+        "clean_harmonized": r2_with_clean(harmonized[second], truth.clean[second]),
     }, harmonized

@@ -12,12 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from equipool.checks import Inputs
 from equipool.checks.cautions import feature_cautions, outlier_cautions
 from equipool.checks.findings import listed
 from equipool.cli import derivative
-from equipool.cli.outputs import announce, check_out, content_hash, whole_or_nothing
-from equipool.cli.source import Source, chosen, read_source
+from equipool.cli.outputs import announce, check_out, facts_of, whole_or_nothing
+from equipool.cli.source import Source, read_source
 from equipool.data import PooledDataset, Volumes, check_volumes
 from equipool.data.bids import write_description
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
@@ -26,8 +25,6 @@ from equipool.files import cache_folder, write_json
 from equipool.nn.training import locked
 from equipool.progress import duration, say
 
-# Options that do not change the result.
-BESIDE = "name go_on config no_guess table out jobs dry_run fresh json no_report".split()
 # Of the time a run takes (seconds on one core of 2020): torch's import; a step of training; the rest of a run
 # on images, beside reading them once.
 STARTING, SECONDS_PER_STEP, TIMES_READING = 4.0, 0.04, 4.0
@@ -35,69 +32,69 @@ STARTING, SECONDS_PER_STEP, TIMES_READING = 4.0, 0.04, 4.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Harmonize images or a table, whichever the source is."""
-    if arguments.steps < 1 or arguments.jobs < 1 or arguments.seed < 0:
-        raise InputError(
-            f"--steps and --jobs must be at least 1, --seed at least 0. Got "
-            f"{arguments.steps}, {arguments.jobs} and {arguments.seed}."
-        )
     source = read_source(arguments)
-    call = {name: value for name, value in vars(arguments).items() if name not in BESIDE}
-    call = {name: str(value) if isinstance(value, Path) else value for name, value in call.items()}
-    facts = {"source": str(arguments.table.resolve()), **call, "content": content_hash(source.frame)}
+    frame, inputs, pool, _ = source
+    sites = {site: int((pool.site == k).sum()) for k, site in enumerate(pool.sites)}
+    counts = {"people": len(pool), "sites": sites, "features": list(pool.feature_names)}
+    facts = facts_of(arguments, frame) | counts
     check_out(arguments, facts)
-    harmonize = _harmonize_table if source.pool.images is None else _harmonize_images
-    return harmonize(arguments, source, facts)
-
-
-def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> int:
-    frame, inputs, pool = source
-    if arguments.statmap:
+    places, mapped = pd.DataFrame(), pd.DataFrame()
+    if pool.images is not None:
+        places = derivative.places_of(frame, pool.images, arguments.id or arguments.subject)
+        if arguments.statmap:
+            mapped = derivative.rows_of_map(arguments, frame)
+    elif arguments.statmap:
         raise InputError(
             f"--statmap is for images, and {arguments.table} is a table of features; leave it out."
         )
-    features = list(pool.feature_names)
     if arguments.dry_run:
-        seconds = _table_seconds(pool, arguments.no_report)
-        return _say_dry(arguments, pool, f"{len(features)} features", seconds)
-    _say_outliers(inputs)
-    model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
-    subject = chosen(frame, arguments.subject)
-    clean = model.fit_transform(frame[features], pool.y, **_given(arguments, frame), subject=subject)
-    counts = {**_counts(pool), "features": features}
-    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
-        model.save(new / "model")
-        written = derivative.write_harmonized(new, arguments.table, frame, clean)
-        write_json(new / "summary.json", {**facts, **counts})
-    out: Path = arguments.out
-    made = {"harmonized": out / written, "features": listed(features, shown=3), "model": out / "model"}
-    if not arguments.no_report:
-        from equipool.cli.reports import report_on_table
-
-        made["report"] = report_on_table(arguments, source, clean)
+        return _dry_run(arguments, pool, counts)
+    for finding in (*outlier_cautions(inputs), *feature_cautions(inputs)):  # `equipool check` looks at more
+        say(f"Warning: {finding.text}")
+    if pool.images is None:
+        made = _harmonize_table(arguments, source, facts)
+    else:
+        made = _harmonize_images(arguments, source, facts, places, mapped)
     announce(arguments, made, **counts)
     return 0
 
 
-def _harmonize_images(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> int:
-    frame, inputs, pool = source
-    paths = pool.images or ()
-    places = derivative.places_of(frame, paths, arguments.id or arguments.subject)
-    if arguments.statmap:
-        from equipool.cli.statmap_files import require_a_map, write_statmaps
+def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> dict[str, Any]:
+    """Harmonize and write a table; return what was written."""
+    frame, _, pool, subject = source
+    out, features = arguments.out, list(pool.feature_names)
+    model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
+    given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
+    clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
+    with whole_or_nothing(arguments, facts) as new:
+        model.save(new / "model")
+        written = derivative.write_harmonized(new, arguments.table, frame, clean)
+        write_json(new / "summary.json", facts)
+    made = {"harmonized": out / written, "features": listed(features, shown=3), "model": out / "model"}
+    if not arguments.no_report:
+        from equipool.cli.commands.report import report_on_table
 
-        require_a_map(arguments, frame)
-    if arguments.dry_run:
-        return _dry_run_images(arguments, pool)
-    _say_outliers(inputs)
-    volumes = Volumes.build(paths, mask=arguments.mask, jobs=arguments.jobs, progress=True)
-    given = _given(arguments, frame)
+        made["report"] = report_on_table(arguments, source, clean)
+    return made
+
+
+def _harmonize_images(
+    arguments: argparse.Namespace,
+    source: Source,
+    facts: dict[str, Any],
+    places: pd.DataFrame,
+    mapped: pd.DataFrame,
+) -> dict[str, Any]:
+    """Harmonize and write images, perhaps with codes, and t-maps of some rows; return what was written."""
+    frame, _, pool, _ = source
+    out: Path = arguments.out
+    volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
+    given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
     harmonizer = ImageHarmonizer(random_state=arguments.seed).fit(volumes, pool.y, **given)
     pooler = _fitted_pooler(arguments, volumes, pool, facts, **given) if arguments.codes else None
-    out: Path = arguments.out
     made = {"harmonized": out / "sub-…" / "anat", "model": out / "model"}
-    summary = {**facts, **_counts(pool), "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}
-    views = None
-    with whole_or_nothing(arguments, facts, derivative.FILES) as new:
+    summary, views = {**facts, "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}, None
+    with whole_or_nothing(arguments, facts) as new:
         write_description(new, "Harmonized brains", "harmonize")
         harmonizer.save(new / "model")
         derivative.write_volumes(new, places, volumes, harmonizer, **given)
@@ -108,39 +105,18 @@ def _harmonize_images(arguments: argparse.Namespace, source: Source, facts: dict
         columns = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
         derivative.write_participants(new, places, frame, columns)
         if arguments.statmap:
-            voxels, views = write_statmaps(arguments, new, frame, volumes, places)
+            voxels, views = derivative.write_statmaps(arguments, new, mapped, volumes, places)
             summary |= voxels
             made["t-maps"] = out / "statmaps"
         write_json(new / "summary.json", summary)
     if pooler is not None:
         shutil.rmtree(str(pooler.checkpoint), ignore_errors=True)
     if not arguments.no_report:
-        from equipool.cli.reports import report_on_images
+        from equipool.cli.commands.report import report_on_images
 
         more = {"subject": places["participant_id"].to_numpy(), "statmap": views}
         made["report"] = report_on_images(arguments, source, volumes, harmonizer, pooler, **more)
-    announce(arguments, made, **_counts(pool))
-    return 0
-
-
-def _given(arguments: argparse.Namespace, frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the site and the covariates of each row."""
-    return {"site": frame[arguments.site], "covariates": chosen(frame, arguments.covariates)}
-
-
-def _counts(pool: PooledDataset) -> dict[str, Any]:
-    """Return the number of rows, in all and at each site."""
-    sites = {site: int((pool.site == k).sum()) for k, site in enumerate(pool.sites)}
-    return {"people": len(pool), "sites": sites}
-
-
-def _say_outliers(inputs: Inputs) -> None:
-    """Warn of values that no measurement gives before they go into a fit; `equipool check` looks at more."""
-    for finding in (*outlier_cautions(inputs), *feature_cautions(inputs)):
-        say(f"Warning: {finding.text}")
-
-
-# -- codes -------------------------------------------------------------------------------------------------
+    return made
 
 
 def _fitted_pooler(
@@ -158,38 +134,30 @@ def _fitted_pooler(
     return pooler.fit(volumes, pool.y, **given)
 
 
-# -- dry runs ----------------------------------------------------------------------------------------------
-
-
-def _dry_run_images(arguments: argparse.Namespace, pool: PooledDataset) -> int:
-    start = time.perf_counter()
-    grid = check_volumes(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
-    # As 203 brains of 4 mm took; steps cost the same for all, the rest goes with reading.
-    seconds = TIMES_READING * (time.perf_counter() - start)
-    if arguments.codes:
-        seconds += SECONDS_PER_STEP * arguments.steps
-    large = arguments.codes and arguments.encoder != "components"
-    size = 4 * len(pool) * grid.present.size / 2**20
-    what = f"images of {grid}; writes at most {size:.0f} MiB, and reads through a cache"
-    return _say_dry(arguments, pool, what, None if large else seconds)
-
-
-def _say_dry(arguments: argparse.Namespace, pool: PooledDataset, what: str, seconds: float | None) -> int:
+def _dry_run(arguments: argparse.Namespace, pool: PooledDataset, counts: dict[str, Any]) -> int:
     """Say what a run would do, and how long it takes, give or take a factor of two."""
-    counts = ", ".join(f"{site} {n}" for site, n in _counts(pool)["sites"].items())
-    time_needed = "hours without a GPU" if seconds is None else f"{duration(seconds)} (half to double)"
-    if arguments.json:
-        print(json.dumps({**_counts(pool), "what": what, "seconds": seconds}, ensure_ascii=False))
+    seconds: float | None
+    if pool.images is None:
+        rows, features = pool.features.shape
+        what = f"{features} features"
+        # On one core, as measured on 200 to 4 000 rows and 20 to 1 000 features. The report's share is a line
+        # through two tables, of 180 rows with 12 features and of 1 078 with 218.
+        seconds = STARTING + 2.5e-6 * rows * features + 5e-10 * features**3
+        seconds += 0 if arguments.no_report else 5 + 5e-5 * rows * features
     else:
-        print(f"{len(pool)} rows ({counts}), {what}.\nTo {arguments.out}, in about {time_needed}.")
+        start = time.perf_counter()
+        grid = check_volumes(pool.images, mask=arguments.mask, jobs=arguments.jobs, progress=True)
+        size = 4 * len(pool) * grid.present.size / 2**20
+        what = f"images of {grid}; writes at most {size:.0f} MiB, and reads through a cache"
+        # As 203 brains of 4 mm took; steps cost the same for all, the rest goes with reading.
+        seconds = TIMES_READING * (time.perf_counter() - start)
+        seconds += SECONDS_PER_STEP * arguments.steps if arguments.codes else 0
+        if arguments.codes and arguments.encoder != "components":
+            seconds = None
+    if arguments.json:
+        print(json.dumps({**counts, "what": what, "seconds": seconds}, ensure_ascii=False))
+        return 0
+    sites = ", ".join(f"{site} {n}" for site, n in counts["sites"].items())
+    time_needed = "hours without a GPU" if seconds is None else f"{duration(seconds)} (half to double)"
+    print(f"{len(pool)} rows ({sites}), {what}.\nTo {arguments.out}, in about {time_needed}.")
     return 0
-
-
-def _table_seconds(pool: PooledDataset, no_report: bool) -> float:
-    """Return what a table takes on one core, as measured on 200 to 4 000 rows and 20 to 1 000 features.
-
-    The report's share is a line through two tables, of 180 rows with 12 features and of 1 078 with 218.
-    """
-    rows, features = pool.features.shape
-    fit = STARTING + 2.5e-6 * rows * features + 5e-10 * features**3
-    return fit if no_report else fit + 5 + 5e-5 * rows * features

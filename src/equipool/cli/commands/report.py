@@ -1,32 +1,43 @@
-"""``equipool report``: the HTML report of a harmonization, by equipool or another tool."""
+"""``equipool report``: the HTML report of a harmonization, by `harmonize` at its end or by another tool."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from equipool.checks import preflight
 from equipool.cli.outputs import announce
-from equipool.cli.reports import ACCOUNT, PAGE, how_made
-from equipool.cli.source import read_source, roles
-from equipool.data import PooledDataset, read_table
+from equipool.cli.source import Source, read_source, roles
+from equipool.data import PooledDataset, Volumes, read_table
+from equipool.data.tables import with_intensity
+from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import file_sha256, write_whole
+from equipool.judge.blocks import block_names, block_size, means_of_volumes
 from equipool.progress import say
-from equipool.report.account import Account, account_of
+from equipool.report.account import Account, account_of, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
 
-MARK = b"Made by equipool"
+ACCOUNT, PAGE = "account.json", "report.html"
+PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
+OPTIONS = ("covariates", "target", "id", "features", "task", "ignore", "site", "seed")
+OF_IMAGES = ("codes", "encoder", "steps", "statmap")
+MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report of a folder or of two tables."""
-    if arguments.seed < 0:
-        raise InputError(f"--seed must be at least 0. Got {arguments.seed}.")
     source: Path = arguments.table
     if not source.exists():
         raise InputError(
@@ -50,7 +61,7 @@ def _require_page(out: Path) -> None:
     """Refuse to write over anything but an earlier report, or where nothing can be written."""
     if out.is_dir():
         raise InputError(f"{out} is a folder; give the name of a page, such as {out / PAGE}.")
-    if out.exists() and MARK not in out.read_bytes():
+    if out.exists() and b"Made by equipool" not in out.read_bytes():
         raise InputError(f"{out} is no report of equipool; choose another name with --out.")
     folder = next(one for one in out.parents if one.exists())  # the rest of it will be made
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -75,15 +86,14 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     after = _aligned(source.frame, read_table(arguments.after, labels=labels), arguments)
     columns = {**roles(arguments), "task": None}
     given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, **columns)
-    made = how_made(arguments, [arguments.table, arguments.after])
+    made = _how_made(arguments, [arguments.table, arguments.after])
     say("Evaluating on held-out participants …")
-    more = {"subject": source.column(arguments.subject), "seed": arguments.seed, "made": made}
+    more = {"subject": source.subject, "seed": arguments.seed, "made": made}
     return account_of(source.pool, given.features, None, preflight(source.inputs), **more)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
     """Return the harmonized table in the order of the other, with the columns that it does not have."""
-    after = after.rename(columns=str)
     id, tables = arguments.id, (arguments.table, arguments.after)
     if id:
         if id not in after:
@@ -109,7 +119,7 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
                 else "rows are not of the same participants; name the column to match them by with --id."
             )
             raise InputError(f"Column {name!r} differs between the two tables: {advice}")
-        after = after.assign(**{name: before[name].to_numpy()})
+        after[name] = before[name]
     return after
 
 
@@ -123,3 +133,75 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
     except (ValueError, TypeError, OverflowError):
         return bool((one.astype(str).to_numpy() == other.astype(str).to_numpy()).all())
     return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
+
+
+def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
+    """Write the account and the report of a harmonized table, and return the page."""
+    make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
+    refit = refit_table(source.pool, make, source.subject)
+    checked = preflight(source.inputs, missing=arguments.missing)
+    made = _how_made(arguments, [arguments.table])
+    return _write(arguments, source.pool, clean.to_numpy(), refit, checked, subject=source.subject, made=made)
+
+
+def report_on_images(
+    arguments: argparse.Namespace,
+    source: Source,
+    volumes: Volumes,
+    harmonizer: ImageHarmonizer,
+    pooler: EquivariantPooler | None,
+    **more: Any,
+) -> Path:
+    """Write the account and the report of harmonized images, and return the page.
+
+    ``more`` are the participants and the t-maps, as :func:`account_of` takes them.
+    """
+    pool = source.pool
+    brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
+    before = means_of_volumes(volumes, pool)
+    size = f"{before.shape[1]} means over blocks of the brain of {block_size(volumes)}"
+    return _write(
+        arguments,
+        pool,
+        means_of_volumes(volumes, pool, harmonizer),
+        refit_images(pool, volumes),
+        preflight(with_intensity(source.inputs, brightness)),
+        before=before,
+        features=block_names(volumes),
+        kind="images",
+        method=[f"Images were summarised as {size}."],
+        folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
+        tau=None if pooler is None else tau_of(pooler, volumes, pool),
+        made=_how_made(arguments, images=volumes.paths),
+        **more,
+    )
+
+
+def _write(arguments: argparse.Namespace, *harmonized: Any, **more: Any) -> Path:
+    say("Evaluating on held-out participants for the report (--no-report leaves it out) …")
+    account = account_of(*harmonized, seed=arguments.seed, **more)
+    write_whole(arguments.out / ACCOUNT, account.to_json())
+    for one in account.verdict:
+        say(f"{MARKS[one['level']]} {one['text']}")
+    return write_whole(arguments.out / PAGE, report_page(account))
+
+
+def _how_made(
+    arguments: argparse.Namespace, tables: Sequence[Path] = (), *, images: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Return what is needed to make a report again."""
+    hashes = {path.name: file_sha256(path) for path in tables}
+    if images:
+        lines = "".join(f"{file_sha256(path)}  {path.name}\n" for path in images)
+        list_hash = hashlib.sha256(lines.encode()).hexdigest()
+        hashes[f"{len(images)} images (of their list of hashes and names)"] = list_hash
+    program = Path(sys.argv[0])
+    typed = program.stem == "equipool" or program.parent.name == "equipool"  # else a script called `main`
+    python = {"python": ".".join(map(str, sys.version_info[:3]))}
+    return {
+        "source": arguments.table.name,
+        "command": shlex.join(["equipool", *sys.argv[1:]]) if typed else None,
+        "versions": {name: version(name) for name in PACKAGES} | python,
+        "settings": {name: getattr(arguments, name) for name in OPTIONS + (OF_IMAGES if images else ())},
+        "inputs": hashes,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 from equipool.benchmark.datasets import require_dataset
 from equipool.benchmark.methods import METHODS, select
@@ -13,18 +14,10 @@ from equipool.exceptions import MissingExtraError
 def run(arguments: argparse.Namespace) -> int:
     """Search, and say where the settings are."""
     require_dataset(arguments.dataset)
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.") from None
-    select(
-        arguments.dataset,
-        arguments.out,
-        methods=METHODS if arguments.methods == ["all"] else arguments.methods,
-        trials=arguments.trials,
-        tolerance=arguments.tolerance,
-        jobs=arguments.jobs,
-    )
-    made = {"settings": arguments.out / "settings.json", "trials": arguments.out / "trials.csv"}
-    announce(arguments, made)
+    if find_spec("optuna") is None:
+        raise MissingExtraError("Selection needs Optuna: pip install 'equipool[select]'.")
+    out, methods = arguments.out, METHODS if arguments.methods == ["all"] else arguments.methods
+    how = {"trials": arguments.trials, "tolerance": arguments.tolerance, "jobs": arguments.jobs}
+    select(arguments.dataset, out, methods=methods, **how)
+    announce(arguments, {"settings": out / "settings.json", "trials": out / "trials.csv"})
     return 0

@@ -10,24 +10,16 @@ from equipool.exceptions import InputError
 from equipool.progress import counted
 from equipool.simulate.brains import custom_cohort, simulate_brains
 
-# What an earlier simulation may have written that this one does not.
-FILES = """
-participants.tsv dataset_description.json sub-*/anat/sub-*_desc-brain_T1w.nii.gz derivatives/truth/*.nii.gz
-derivatives/truth/traits.tsv derivatives/truth/sub-*/anat/sub-*_desc-clean_T1w.nii.gz
-""".split()
+# What an earlier simulation may have written that this one does not: of other participants and sites.
+FILES = ("sub-*/anat/sub-*_desc-brain_T1w.nii.gz", "derivatives/truth/**/*.nii.gz")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, write, and say what is where."""
     check_out(arguments)
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise InputError(f"--jobs must be at least 1. Got {arguments.jobs}.")
-    if arguments.seed < 0:
-        raise InputError(f"--seed must be 0 or more. Got {arguments.seed}.")
-    if (arguments.like == "custom") != (arguments.people is not None):
-        raise InputError("--people goes with --like custom: say how many participants each site has.")
-    if arguments.patients is not None and arguments.people is None:
-        raise InputError("--patients goes with --like custom and --people.")
+    custom, patients = arguments.people is not None, arguments.patients is not None
+    if (arguments.like == "custom") != custom or (patients and not custom):
+        raise InputError("--people and --patients go with --like custom: give the participants of each site.")
     like = custom_cohort(arguments.people, arguments.patients) if arguments.people else arguments.like
     settings = {"overlap": arguments.overlap, "resolution": arguments.resolution}
     brains = simulate_brains(like, **settings, random_state=arguments.seed)
@@ -41,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     announce(arguments, made, sites=counts)
     if not arguments.json:
         print(f"{len(brains)} participants: {', '.join(f'{site} {n}' for site, n in counts.items())}")
+        half = len(brains) // 2 or 1
         if len(counts) == 1:
-            half = len(brains) // 2 or 1
             print(f"One site leaves nothing to pool; for two say, for example, --people {half} {half}.")
         print(f"Next, try: equipool check {out}")
     return 0
