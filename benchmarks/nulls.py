@@ -4,18 +4,20 @@
     python benchmarks/nulls.py volumes FOLDER --target sex [--break-at sub-M2052] [--shuffles 10]
     python benchmarks/nulls.py power [--shuffles 20]
 
-A target, the ages or the sites are shuffled (target and ages within sites), the harmonizer is fitted on all rows,
-given what a user would give it, and tested as a user would test. Printed, with the standard error over shuffles:
+A target, the ages or the sites are shuffled (target and ages within sites), the harmonizer is fitted on all
+rows, given what a user would give it, and tested as a user would test. Printed, with the standard error over
+shuffles:
 
 - ``t2``: mean t² of the shuffled target (or age) over features, age adjusted, an intercept for each site;
   ``t2-``: the same without site intercepts, to be compared with ``ours`` (not given the target): the shuffle
   keeps each site's share of the target, so a part of it is true; ``p05``: share of features with p < .05;
-  ``fdr``: features at a false discovery rate of 5 %; ``auc`` / ``r2``: cross-validated. Right: t2, p05 and
-  fdr of raw, auc 0.5, r2 at most 0.
-- shuffled sites: balanced accuracy by which a classifier predicts them (right: one in so many), and by how
+  ``fdr``: features at a false discovery rate of 5 %; ``auc`` and ``r2``: cross-validated. Right: t2, p05 and
+  fdr as for raw, an auc of 0.5, an r2 of at most 0.
+- Shuffled sites: balanced accuracy by which a classifier predicts them (right: one in so many), and by how
   much the R² of the true age falls from that of raw (right: 0).
-- ``power`` (simulated tables, in which the disease's share differs between sites): share of truly affected features
-  that is found at the false-positive rate of 5 % that unaffected features have, and that rate at p < .05.
+- ``power`` (simulated tables, in which the disease's share differs between sites): share of truly affected
+  features that is found at the false-positive rate of 5 % that unaffected features have, and that rate at
+  p < .05.
 
 Methods ending in ``-y`` are given the target.
 """
@@ -50,14 +52,14 @@ FOLDS = StratifiedKFold(5, shuffle=True, random_state=0)
 
 def harmonized(method: str, x: np.ndarray, site: np.ndarray, c: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the features harmonized by a method; ``-y``: with the target as what it is to keep."""
-    name, _, told = method.partition("-y")
+    name = method.removesuffix("-y")
     given = {"site": site, "covariates": c}
     if name == "raw":
         return x
     if name == "ours":
-        model = SiteHarmonizer(random_state=0, keep_target=method.endswith("-y"))
+        model = SiteHarmonizer(random_state=0, keep_target=name != method)
         return model.fit(x, np.where(y > 0, "a", "b"), **given).transform(x, **given)
-    if method.endswith("-y"):  # ComBat keeps what is among its covariates
+    if name != method:  # ComBat keeps what is among its covariates
         given["covariates"] = np.c_[c, y]
     return ComBatPeer(name).fit(x, **given).transform(x, **given)
 
