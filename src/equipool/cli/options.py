@@ -196,7 +196,7 @@ COMMANDS = {
         "table --after --out --seed columns --json",
         "Make the report of a folder of `equipool harmonize` again, without fitting anything; or judge a "
         "table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
-        constants={"images": None, "preset": None, "missing": "error"},
+        constants={"images": None, "preset": None, "missing": "keep"},
     ),
     "benchmark": Command(
         "compare methods on held-out participants, the paper's or your tables",

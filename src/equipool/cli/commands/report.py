@@ -26,7 +26,7 @@ from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
 from equipool.judge.blocks import block_names, block_size, means_of_volumes
 from equipool.progress import say
-from equipool.report.account import Account, account_of, refit_images, refit_table, tau_of
+from equipool.report.account import Account, account_of, again_table, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
 
 ACCOUNT, PAGE = "account.json", "report.html"
@@ -85,11 +85,12 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     labels = [name for name in (arguments.site, arguments.id) if name]
     after = _aligned(source.frame, read_table(arguments.after, labels=labels), arguments)
     columns = {**roles(arguments), "task": None}
-    given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, **columns)
+    given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, missing="keep", **columns)
     made = _how_made(arguments, [arguments.table, arguments.after])
     say("Evaluating on held-out participants …")
     more = {"subject": source.subject, "seed": arguments.seed, "made": made}
-    return account_of(source.pool, given.features, None, preflight(source.inputs), **more)
+    checked = preflight(source.inputs, missing=arguments.missing)
+    return account_of(source.pool, given.features, None, checked, **more)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
@@ -138,10 +139,12 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
     make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
-    refit = refit_table(source.pool, make, source.subject)
+    pool, subject = source.pool, source.subject
+    refit, again = (refit_of(pool, make, subject) for refit_of in (refit_table, again_table))
     checked = preflight(source.inputs, missing=arguments.missing)
     made = _how_made(arguments, [arguments.table])
-    return _write(arguments, source.pool, clean.to_numpy(), refit, checked, subject=source.subject, made=made)
+    more = {"subject": subject, "again": again, "made": made}
+    return _write(arguments, pool, clean.to_numpy(), refit, checked, **more)
 
 
 def report_on_images(
