@@ -30,25 +30,27 @@ from equipool.report import account
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import planted
 
-HONEST = {"raw": None, "ours": SiteHarmonizer, "own combat": planted.Honest}
 PEERS = ("combat-nocov", "combat", "combat-gam", "covbat")
 
 
 class Raw:
+    """Features as measured."""
+
     def fit(self, X: Any, y: Any = None, **given: Any) -> Raw:
+        """Learn nothing."""
         return self
 
     def transform(self, X: Any, **given: Any) -> Any:
+        """Return X."""
         return X
 
 
 def methods() -> dict[str, Any]:
     cheats = (*planted.TARGET, *planted.AGE, planted.SiteMeans)
     peers = {name: lambda name=name: ComBatPeer(name) for name in PEERS}
-    honest = HONEST | {"raw": Raw} | peers
-    return honest | {"ours, given the target": lambda: SiteHarmonizer(keep_target=True)} | {
-        one.__name__: one for one in cheats
-    }
+    told = {"ours, given the target": lambda: SiteHarmonizer(keep_target=True)}
+    honest = {"raw": Raw, "ours": SiteHarmonizer, "own combat": planted.Honest, **peers, **told}
+    return honest | {one.__name__: one for one in cheats}
 
 
 def named(pool: Any, make: Any, refitted: bool, seed: int) -> dict[str, str]:
@@ -62,6 +64,7 @@ def named(pool: Any, make: Any, refitted: bool, seed: int) -> dict[str, str]:
         refit if refitted else lambda train: final,
         final=final,
         again=again if refitted else None,
+        folds=3,
         seed=seed,
     )
     features = {"feature": list(pool.feature_names), **judged["features"]}

@@ -58,7 +58,7 @@ class Honest:
 
 
 class MovesClasses(Honest):
-    """Was told the target, and moves its classes apart in every third feature by half a standard deviation."""
+    """Was told the target, and moves its classes half a standard deviation apart in every third feature."""
 
     def publish(self, r, trend, c, site, y):
         return trend + r + 0.5 * self.overall * y * (np.arange(r.shape[1]) % 3 == 0)

@@ -292,9 +292,9 @@ def _written(
     """Return what the harmonizer may have written into features, by variable, and what it kept, by feature.
 
     ``written`` has what, before, after, gain and error (:func:`equipool.judge.written.gain`); of all values,
-    R² from filled cells (``filled``), its gain over R² from measured cells, and the error of that; and with
-    ``again`` R² of shuffled values (``null``) and by what factor their t² rose (``chance``). ``features`` has
-    kept, by variable what it adds, and whether many rows share a value. The latter features are judged by
+    R² from filled cells (``filled_after``), its gain over R² from measured cells, and the error of that; with
+    ``again`` R² of shuffled values (``null``) and by what factor their effect rose (``chance``). ``features``
+    has kept, by variable what it adds, and whether many rows share a value. The latter features are judged by
     what is added alone: who moves a shared value, as ComBat does, writes covariates there.
     """
     pool = folds[0].pool
@@ -326,7 +326,7 @@ def _written(
 def _nulls(
     folds: list[Fold], before: FloatArray, again: Again, variables: dict[str, FloatArray], seed: int
 ) -> list[dict[str, float]]:
-    """Return how well shuffled variables are predicted after harmonizing again, and the ratio of their t²."""
+    """Return how well shuffled variables are predicted after harmonizing again, and how their effect grew."""
     pool, rng = folds[0].pool, np.random.default_rng(seed_for(seed, "shuffled within sites"))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in variables}
     for _ in range(SHUFFLES):

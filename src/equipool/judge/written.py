@@ -9,7 +9,7 @@ of a covariate or a target what they told before. Four numbers say where they te
   to the harmonized value z beyond the value as measured x, by a cubic f;
 - ``kept``: the correlation of x and z within sites, covariates adjusted: 0 for a site's mean;
 - ``r2_within`` and ``chance_ratio``: after harmonizing again with shuffled values, how well these are
-  predicted, and their mean t² over that in the features as measured.
+  predicted, and how much larger their effects are than on the features as measured.
 
 Cells that were not measured are NaN, and become the mean of their site here.
 """
@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from equipool.judge.scores import FloatArray, IntArray, ridge
 from equipool.sites.design import find_point_masses
 
+AT_ONCE = 100  # features in memory several times
 REACH = 4.0  # standard deviations beyond which a cubic in the measured value is not followed
 TINY = 1e-9
+RIDGE = 0.1  # of the mean eigenvalue of a covariance: features may outnumber rows
 
 
 def within_sites(x: FloatArray, site: IntArray, *, scaled: bool = True) -> FloatArray:
@@ -86,16 +88,17 @@ def coefficients(before: FloatArray, after: FloatArray, values: FloatArray, site
 
     In standard deviations within sites, of the feature and of the value.
     """
-    result = np.zeros((before.shape[1], values.shape[1]))
-    for j in range(before.shape[1]):
-        rows = ~np.isnan(before[:, j])
-        here = site[rows]
-        x = np.clip(within_sites(before[rows, j : j + 1], here), -REACH, REACH)
-        z = within_sites(after[rows, j : j + 1], here)[:, 0]
-        cubic = within_sites(np.hstack([x, x**2, x**3]), here, scaled=False)
-        v = within_sites(values[rows], here)
-        result[j] = np.linalg.lstsq(np.hstack([cubic, v]), z, rcond=None)[0][3:]
-    return result
+    parts = []
+    for start in range(0, before.shape[1], AT_ONCE):
+        x, z = (within_sites(each[:, start : start + AT_ONCE], site) for each in (before, after))
+        there = ~np.isnan(before[:, start : start + AT_ONCE])
+        x = np.clip(x, -REACH, REACH)
+        cubic = [within_sites(np.where(there, x**k, np.nan), site, scaled=False) for k in (1, 2, 3)]
+        v = [within_sites(np.where(there, one[:, None], np.nan), site) for one in values.T]
+        design = np.stack([*cubic, *v]).transpose(2, 1, 0)  # (features, rows, 3 + k)
+        gram = np.linalg.pinv(design.mT @ design, hermitian=True)
+        parts.append((gram @ (design.mT @ z.T[:, :, None]))[:, 3:, 0])
+    return np.vstack(parts)
 
 
 def kept(before: FloatArray, after: FloatArray, covariates: FloatArray, site: IntArray) -> FloatArray:
@@ -117,16 +120,21 @@ def kept(before: FloatArray, after: FloatArray, covariates: FloatArray, site: In
 def chance_ratio(
     before: FloatArray, after: FloatArray, values: FloatArray, covariates: FloatArray, site: IntArray
 ) -> float:
-    """Return mean t² of shuffled values after harmonization over that before, site in the regression."""
+    r"""Return by what factor the joint effect of shuffled values is larger after harmonization than before.
+
+    It is :math:`d^\top (C + \lambda I)^{-1} d` with d the covariances of the values with features and C the
+    covariance of features, within sites, covariates and their squares adjusted: nearly Hotelling's T².
+    """
     c = within_sites(covariates, site)
     beside = within_sites(np.hstack([c, c**2]), site, scaled=False)
     q = np.linalg.qr(beside)[0] if beside.shape[1] else np.empty((len(site), 0))
-    means = []
+    effects = []
     for x in (before, after):
         x, v = (z - q @ (q.T @ z) for z in (within_sites(x, site), within_sites(values, site)))
-        r2 = (v.T @ x) ** 2 / np.maximum(np.outer((v**2).sum(axis=0), (x**2).sum(axis=0)), 1e-300)
-        means.append(float((r2 / np.maximum(1 - r2, TINY)).mean()))
-    return means[1] / max(means[0], 1e-300)
+        spread, axes = np.linalg.eigh(x.T @ x)
+        spread += RIDGE * spread.mean() + 1e-300
+        effects.append(float(((axes.T @ (x.T @ v)) ** 2 / spread[:, None]).sum()))
+    return effects[1] / max(effects[0], 1e-300)
 
 
 def shuffled_within(values: NDArray[Any], site: IntArray, rng: np.random.Generator) -> NDArray[Any]:

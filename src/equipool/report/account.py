@@ -30,10 +30,10 @@ CLOSE = 0.03  # of a balanced accuracy, R² or AUC: a smaller difference is not 
 LEVELS = ("bad", "fair", "good")
 # What a variable may have been written by, each (suspicious, evident); measured on honest harmonizers and on
 # planted ones, see docs/experiments.md.
-GAIN = (CLOSE, 0.10)  # of R² within sites beyond equal means and spreads, and three standard errors
+GAIN = (CLOSE, 0.12)  # of R² within sites beyond equal means and spreads, and three standard errors
 ADDED = (0.12, 0.20)  # to a feature beyond its measured value, in standard deviations
 NULL = (0.05, 0.10)  # R² of shuffled values
-CHANCE = (1.15, 1.25)  # times which the t² of shuffled values are as large as in the data as measured
+CHANCE = (1.07, 1.2)  # times which the joint effect of shuffled values is as large as on measured features
 FILLED = 0.02  # R² of a variable from filled-in cells, over that from measured ones
 KEPT = (0.5, 0.1)  # correlation with the measured value; the share of features below it that is evident
 
@@ -461,8 +461,10 @@ def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str
     if number.get("null", 0.0) >= NULL[0]:
         yield level(number["null"], NULL), f"{again} features predict these (R² {r2['null']})."
     if number.get("chance", 1.0) >= CHANCE[0]:
-        yield level(number["chance"], CHANCE), f"{again} their t² are {r2['chance']} times those as measured."
-    if number.get("filled_gain", 0.0) >= max(FILLED, 3 * number.get("filled_error", 0.0)):
+        yield level(number["chance"], CHANCE), f"{again} their chance effect (T²) grew {r2['chance']} times."
+    if min(number.get("filled_after", 0.0), number.get("filled_gain", 0.0)) >= max(
+        FILLED, 2 * number.get("filled_error", 0.0)
+    ):
         how = "better than measured ones: they were made from it"
         yield "bad", f"Filled-in cells predict it (R² {r2['filled_after']}) {how}."
 
