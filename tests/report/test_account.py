@@ -242,7 +242,7 @@ def judged_of(
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
-    return {"site_scores": readings, "signals": table, "folds": 5}
+    return {"site_scores": readings, "signals": table, "folds": 5, "participants": 300}
 
 
 def test_the_worse_reading_decides():

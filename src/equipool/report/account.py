@@ -392,7 +392,9 @@ def _signal_verdicts(
         if row["where"] != "within sites" or row["change"] is None:
             continue
         what, change, noise = row["what"], row["change"], _noise(row["change_sd"], judged["folds"])
-        hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+        hardly = _noise(row["before_sd"], judged["folds"])  # chance, or little more
+        if row["measure"] == "AUC":  # its standard error by chance, of n rows in equal classes: 1 / √3n
+            hardly = 0.5 + max(hardly, 2.5 / (3 * judged["participants"]) ** 0.5)
         level, text = "good", f"The signal of {what} was preserved"
         if change > noise and row["after"] > hardly:
             level, text = (
