@@ -142,7 +142,7 @@ def account_of(
     if tau:
         mapped["tau"] = tau[1:]
     covariates = list(pool.covariate_names)
-    known = [*covariates, *(["which cells are empty"] if "empty cells" in by_feature else [])]
+    known = [*covariates, *(["which cells are empty"] if (empty | filled).any() else [])]
     words = " and ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
     return Account(
         kind=kind if harmonize else "given",
