@@ -23,7 +23,6 @@ TURNS = 3  # of what is estimated in turns, such as the trend given scales, and 
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
 PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
 ABSURD = 50.0  # standard deviations of the feature; values beyond would take many rounds of winsorising
-SETTLED = 0.01  # share of a limit of winsorising by which it may still change in the last round
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,13 +188,7 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         slopes = inverse[0] @ across if len(inverse) == 1 else np.einsum("pqr,rp->qp", inverse, across)
         level = sites.z - factor * np.einsum("sqp,qp->sp", sites.b, slopes)
         squares = sites.squares(level, slopes, factor)
-        scale_weight = _scale_weight(squares, n)
-        # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
-        pooled = squares.sum(axis=0) / total
-        shrunk = (squares + scale_weight * pooled) / (n + scale_weight)
-        varies = pooled > TINY
-        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
-        scale /= np.exp((n * np.log(scale)).sum(axis=0) / total)
+        scale, scale_weight = shrunken_scales(squares, n)
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = (n * pool_level).sum(axis=0) / total
@@ -210,6 +203,19 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
     shift *= between / np.maximum(between + error**2, TINY)
     effect = ShiftScale(scales_trend, shift, error, scale, between, scale_weight, variance)
     return Regression(slopes, level, centre, n, effect)
+
+
+def shrunken_scales(squares: FloatArray, n: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each site's scale relative to the pool, (sites, p), and the weight k of its shrinkage, (p,).
+
+    From sums of squared residuals (sites, p). Shrunk towards 1, with a geometric mean of 1.
+    """
+    scale_weight, total = _scale_weight(squares, n), np.maximum(n.sum(axis=0), 1.0)
+    pooled = squares.sum(axis=0) / total
+    shrunk = (squares + scale_weight * pooled) / (n + scale_weight)
+    varies = pooled > TINY
+    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
+    return scale / np.exp((n * np.log(scale)).sum(axis=0) / total), scale_weight
 
 
 def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:
@@ -354,7 +360,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
         for part, predicted in fit.predicted(columns, site):
             bound = limit[site[part]]
             result[part] = np.clip(z[part], predicted - bound, predicted + bound)
-        if (limit >= (1 - SETTLED) * before).all():
+        if (limit >= 0.99 * before).all():  # settled to 1 %
             break
     count = np.zeros((design.n_sites, z.shape[1]))
     for part in pieces(*z.shape):
