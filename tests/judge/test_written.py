@@ -90,7 +90,7 @@ def test_a_moved_point_mass_is_said_to_be_one():
     x[: len(x) // 2, 4] = 0.0
     final = x.copy()
     final[: len(x) // 2, 4] = 20 * pool.C[: len(x) // 2, 0]
-    judged = held_out(pool, x, lambda train: final, final=final)
+    judged = held_out(pool, x, lambda train: final, final=final, folds=2)
     features = {"feature": list(pool.feature_names), **judged["features"]}
     sentences = verdict(judged, "age", features)
     assert levels(sentences, "a value that many share was moved") == {"fair"}
