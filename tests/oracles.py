@@ -15,6 +15,13 @@ def expm(generator: Tensor) -> Tensor:
     return torch.matrix_exp(torch.block_diag(generator, block))[:n, :n]
 
 
+def assert_rotation(matrix: Tensor, *, atol: float) -> None:
+    """RᵀR = 1, and no reflection."""
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    torch.testing.assert_close(matrix.mT @ matrix, identity.expand_as(matrix), atol=atol, rtol=0)
+    assert (torch.linalg.det(matrix) > 0).all()
+
+
 def equation_4(tau: Tensor, c: Tensor, generators: Tensor) -> Tensor:
     """L_stage1 as printed, with one matrix exponential for each pair and direction.
 

@@ -192,7 +192,7 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
         finite = np.isfinite(values)
         sites, measure = site_index[finite], cramers_v if is_class else omega_squared
         if len(np.unique(values[finite])) > 1:
-            strength[name] = measure(values[finite], np.unique(sites, return_inverse=True)[1])
+            strength[name] = float(measure(values[finite], np.unique(sites, return_inverse=True)[1]))
     complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
     if not columns or not complete.any():
         return strength, None

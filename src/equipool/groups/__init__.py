@@ -8,7 +8,6 @@ from equipool.groups.action import (
     all_ones_generator,
     cayley,
     exp,
-    is_rotation,
     skew,
 )
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
@@ -24,6 +23,5 @@ __all__ = [
     "all_ones_generator",
     "cayley",
     "exp",
-    "is_rotation",
     "skew",
 ]

@@ -63,17 +63,6 @@ def cayley(generator: Tensor) -> Tensor:
     return torch.linalg.solve(identity + generator, identity - generator)
 
 
-def is_rotation(matrix: Tensor, *, atol: float | None = None) -> tuple[bool, str]:
-    """Return whether matrices (..., n, n) are in SO(n): (True, "") or (False, the reason)."""
-    atol = 1e3 * torch.finfo(matrix.dtype).eps if atol is None else atol
-    gap = (matrix.mT @ matrix - torch.eye(matrix.shape[-1]).to(matrix)).abs().max().item()
-    if not gap <= atol:
-        return False, f"RᵀR differs from the identity by {gap:.2e} (allowed: {atol:.0e})"
-    if (torch.linalg.det(matrix) < 0).any():
-        return False, "the determinant is −1: a reflection, not a rotation"
-    return True, ""
-
-
 def all_ones_generator(n: int) -> Tensor:
     """Return the paper's generator 1_m of so(n), m = n(n-1)/2: ones below the diagonal, −1 above."""
     return skew(torch.ones(n * (n - 1) // 2, dtype=torch.float64))

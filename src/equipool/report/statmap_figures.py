@@ -213,12 +213,8 @@ def write_statmap(
     }
     files = []
     for what, (values, *intent) in images.items():
-        volume = in_volume(values, mask)
-        grid = nib.Nifti1Image(volume.astype(np.float32), np.asarray(affine, dtype=np.float64))
-        grid.header.set_intent(*intent)
-        grid.header.set_xyzt_units("mm")
-        grid.set_sform(grid.affine, code=4 if mni else 2)
-        files.append(write_volume(Path(folder) / f"{name}_stat-{what}_statmap.nii.gz", volume, grid))
+        file = Path(folder) / f"{name}_stat-{what}_statmap.nii.gz"
+        files.append(write_volume(file, in_volume(values, mask), affine, mni=mni, intent=intent))
     for what, table in tables.items():
         file = Path(folder) / f"{name}_{what}.tsv"
         files.append(write_table(file, table, float_format="%.6g"))
