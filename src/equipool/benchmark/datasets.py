@@ -15,7 +15,7 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -266,7 +266,7 @@ def simulated_folder(name: str) -> Path:
     folder = place_of(name)
     if is_whole(folder):
         return folder
-    brains = _simulated(name)
+    brains = simulated_cohort(name)
     say(f"simulating {len(brains)} brains into {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Written to a temporary folder, which is renamed: another run may simulate at the same time.
@@ -283,18 +283,6 @@ def simulated_folder(name: str) -> Path:
     return folder
 
 
-def scanned_by_all(
-    name: str, ids: Sequence[str], sites: Sequence[str], mask: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """Return scans of simulated participants by every scanner, (sites, participants, voxels)."""
-    brains = _simulated(name)
-    scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
-    scans = []
-    for participant in pd.Index(brains.people["participant_id"]).get_indexer(list(ids)):
-        tissues = brains.tissues(participant)
-        scans.append([brains.image(tissues, scanners[site], participant)[mask] for site in sites])
-    return np.stack(scans, axis=1)
-
-
-def _simulated(name: str) -> SimulatedBrains:
+def simulated_cohort(name: str) -> SimulatedBrains:
+    """Return a simulated cohort, whose scans are computed on demand."""
     return simulate_brains(name.partition("-")[0], resolution=RESOLUTION, random_state=COHORT_SEED)

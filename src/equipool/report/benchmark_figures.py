@@ -1,4 +1,4 @@
-"""Figures of the benchmark: τ by age, less overlap, harmonizers compared, and harmonized images."""
+"""Figures of the benchmark: τ by age, less overlap, and harmonizers compared."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import cross_val_predict
 
-from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
 from equipool.report.figure_tables import embedding
-from equipool.report.statmap_figures import statmap_figure, write_statmap
-from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, spread, styled
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
 
 MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
 HARD = "-hard"  # the same cohort with ages that do not overlap
-SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 
 
 def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
@@ -158,54 +155,4 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
         axes[0, column].set_title(table)
         axes[1, column].set_xlabel("prediction of the site (balanced accuracy)")
     figure.legend(list(handles.values()), list(handles), loc="outside right center")
-    return figure
-
-
-# -- images ------------------------------------------------------------------------------------------------
-
-
-def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
-    """Draw a cohort before and after harmonization; write t-maps as NIfTI files. Return the figures."""
-    stem, volumes, truth = file_stem(result.name), result.volumes, result.truth
-    largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
-    mean = sum(rows.sum(axis=0, dtype=np.float64) for rows in result.harmonized.blocks()) / len(volumes)
-    for name, statistics in result.maps.items():
-        label = name.replace(" ", "_").replace(",", "")
-        write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
-    shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
-    brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
-    sides: dict[str, Any] = (
-        {} if truth is None else {"truth": truth.direction, "unaffected": truth.unaffected}
-    )
-    figures = {"harmonized": harmonized_figure(result), "tmaps": statmap_figure(shown, *brain, **sides)}
-    return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
-
-
-@styled
-def harmonized_figure(result: VolumeResult) -> Figure:
-    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known.
-
-    Each is an axial slice at the ventricles and a coronal one at the hippocampus.
-    """
-    pool, volumes = result.pool, result.volumes
-    clean = [] if result.truth is None else [result.truth.clean]
-    names = ["raw", "harmonized", "raw − harmonized", *["clean"] * len(clean)]
-    size = len(pool.sites), 2 * len(names)
-    figure = Figure(figsize=(2.15 * size[1], 2.6 * size[0]), layout="constrained")
-    for k, line in enumerate(figure.subplots(*size, squeeze=False)):
-        here = np.flatnonzero(pool.site == k)
-        one = here[np.argsort(pool.C[here, 0])[len(here) // 2]]
-        images = [some.read([one])[0] for some in (volumes, result.harmonized, *clean)]
-        raw, harmonized, *others = (image / np.median(image) for image in images)
-        stages = zip(names, (raw, harmonized, raw - harmonized, *others), strict=True)
-        for pair, (name, values) in zip(line.reshape(-1, 2), stages, strict=True):
-            limits = {"cmap": "gray", "vmin": 0.0, "vmax": 1.6}
-            if "−" in name:
-                limits = {"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3}
-            box = volumes.unmask(values)
-            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
-            for axes, part in zip(pair, slices, strict=True):
-                axes.imshow(part.T, origin="lower", **limits)
-                axes.set_axis_off()
-            pair[0].set_title(shortened(f"{pool.sites[k]}: {name}"), fontsize=8, loc="left")
     return figure
