@@ -36,7 +36,6 @@ from equipool.files import write_whole
 from equipool.judge.blocks import block_means
 from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers, shuffled_sites
 from equipool.judge.heldout import Fold
-from equipool.judge.scores import correlation_with_clean
 from equipool.judge.statmaps import StatMap, detection, stat_map
 from equipool.progress import say
 from equipool.report.statmap_figures import statmap_figure, write_statmap
@@ -153,6 +152,13 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
         chance.append({"scanner_shuffled": best, "accuracy_shuffled": accuracy})
     mean: dict[Any, float] = pd.DataFrame(chance).mean().to_dict()
     return [{**row, **mean} for row in rows]
+
+
+def correlation_with_clean(x: FloatArray, clean: FloatArray) -> float:
+    """Return the mean over rows of the correlation of a row with the clean one."""
+    x, clean = (z.astype(np.float64) - z.mean(axis=1, keepdims=True, dtype=np.float64) for z in (x, clean))
+    products = (x * clean).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (clean**2).sum(axis=1))
+    return float(products.mean())
 
 
 def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:

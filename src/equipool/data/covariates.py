@@ -25,8 +25,6 @@ class Covariate:
     >>> age = Covariate.of("age", np.array([20.0, 80.0]), unit="years")
     >>> age.scaled(np.array([20.0, 50.0, 80.0, 95.0]))
     array([-1. ,  0. ,  1. ,  1.5])
-    >>> float(age.unscaled(0.0))
-    50.0
     """
 
     name: str
@@ -46,10 +44,6 @@ class Covariate:
     def scaled(self, values: ArrayLike) -> Any:
         """Return (values − centre) / scale."""
         return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
-
-    def unscaled(self, values: ArrayLike) -> Any:
-        """Return values in the covariate's unit."""
-        return np.asarray(values, dtype=np.float64) * self.scale + self.centre
 
 
 def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tuple[Covariate, ...]:

@@ -133,13 +133,6 @@ def r2_with_clean(x: FloatArray, clean: FloatArray) -> float:
     return float(r2_score(clean - clean.mean(axis=0), x - x.mean(axis=0)))
 
 
-def correlation_with_clean(x: FloatArray, clean: FloatArray) -> float:
-    """Return the mean over rows of the correlation of a row with the clean one."""
-    x, clean = (z.astype(np.float64) - z.mean(axis=1, keepdims=True, dtype=np.float64) for z in (x, clean))
-    products = (x * clean).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (clean**2).sum(axis=1))
-    return float(products.mean())
-
-
 # -- ΔEq and M ---------------------------------------------------------------------------------------------
 
 
