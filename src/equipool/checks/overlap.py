@@ -34,12 +34,6 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
 
     A method that needs common support could keep this share: 1 when both sites cover the same range, 0 when
     their ranges do not touch. O(S² log N) for S sites.
-
-    Examples
-    --------
-    >>> support_overlap(np.array([20.0, 40, 30, 50]), np.array([0, 0, 1, 1]))
-    array([[1. , 0.5],
-           [0.5, 1. ]])
     """
     by_site = [np.sort(values[site_index == s]) for s in range(site_index.max() + 1)]
     low, high, size = np.array([(v[0], v[-1], len(v)) for v in by_site]).T

@@ -136,13 +136,7 @@ def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def mni_grid(resolution: float) -> tuple[tuple[int, int, int], NDArray[np.float64]]:
-    """Return shape and affine (RAS) of the standard MNI152 box at a voxel size in mm.
-
-    Examples
-    --------
-    >>> mni_grid(2)[0], mni_grid(4)[0]
-    ((91, 109, 91), (46, 55, 46))
-    """
+    """Return shape and affine (RAS) of the standard MNI152 box at a voxel size in mm."""
     x, y, z = (int(extent / resolution + 1e-6) + 1 for extent in EXTENT)
     affine = np.diag([resolution, resolution, resolution, 1.0])
     affine[:3, 3] = CORNER

@@ -137,14 +137,7 @@ def r2_with_clean(x: FloatArray, clean: FloatArray) -> float:
 
 
 def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
-    """Return z̃ = (z − min z) / (max z − min z), row by row; a row that never varies becomes 0.
-
-    Examples
-    --------
-    >>> normalise_rows([[1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
-    array([[0. , 1. , 0.5],
-           [0. , 0. , 0. ]])
-    """
+    """Return z̃ = (z − min z) / (max z − min z), row by row; a row that never varies becomes 0."""
     z = np.asarray(z, dtype=np.float64)
     low = z.min(axis=1, keepdims=True)
     spread = z.max(axis=1, keepdims=True) - low
