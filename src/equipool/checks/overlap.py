@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from equipool.checks.inputs import FloatArray
+
 IntArray = NDArray[np.intp]
 
 TREES = 25  # of the classifier of the site

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from equipool.checks.inputs import Inputs, as_numbers, parse_labels
+from equipool.checks.inputs import FloatArray, Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
