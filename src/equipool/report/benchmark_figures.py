@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,14 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
         vectors = {m: dict(np.load(path)) for m, path in paths.items() if path.is_file()}
         if vectors and not str(dataset).startswith(OVERLAP):
             figures[f"{stem}-tau"] = tau_figure(vectors, part.groupby("method")["age_rank"].mean())
-    for easy in sorted(name for name in names if name + HARD in names):
-        figures[f"{file_stem(easy)}-support"] = support_figure(
-            runs[runs["dataset"].isin([easy, easy + HARD])]
-        )
-    shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
-    if len(set(shifted["dataset"])) > 1:
-        figures["overlap"] = overlap_figure(shifted)
+    shifted = {  # by figure: datasets that differ in the overlap of ages alone, and their labels
+        f"{file_stem(easy)}-support": {easy: "ages overlap", easy + HARD: "ages apart"}
+        for easy in sorted(name for name in names if name + HARD in names)
+    }
+    shares = sorted((float(n.removeprefix(OVERLAP)) for n in names if n.startswith(OVERLAP)), reverse=True)
+    if len(shares) > 1:
+        shifted["overlap"] = {f"{OVERLAP}{share:g}": f"{share:.0%}" for share in shares}
+    figures |= {name: overlap_figure(runs, labels) for name, labels in shifted.items()}
     return [save_figure(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
@@ -74,43 +74,23 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
 
 MEASURES = {
     "classifier_auc": "best site classifier's AUC",
-    "classifier_acc": "best site classifier, %",
     "mmd": "M × 100",
     "acc": "accuracy, %",
     "dropped": "rows without a counterpart",
 }
 
 
-def overlap_figure(runs: pd.DataFrame) -> Figure:
-    """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
-    overlap = (
-        runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False, kind="stable")
-    )
-    shown = ("classifier_auc", "mmd", "acc", "dropped")
-    return _measures(runs, overlap.map("{:.0%}".format), shown, "overlap of the sites' ages")
-
-
-def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    apart = runs["dataset"].str.endswith(HARD).sort_values(kind="stable")
-    ages = apart.map({False: "ages overlap", True: "ages apart"})
-    return _measures(runs, ages, ("mmd", "classifier_acc", "dropped"), "")
-
-
 @styled
-def _measures(runs: pd.DataFrame, x: pd.Series[str], shown: Sequence[str], label: str) -> Figure:
-    """Draw means of measures and their range over seeds, a line a method, and the level of chance."""
-    figure = Figure(figsize=(3.6 * len(shown), 3.4), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        methods = runs.loc[x.index].groupby("method", sort=False)
-        for colour, (method, part) in zip(COLOURS, methods, strict=False):
-            by = part.groupby(x[part.index], sort=False)[column]
-            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
-            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=MEASURES[column], xlabel=label)
-        if column.startswith("classifier"):
-            chance = 0.5 if column == "classifier_auc" else runs["adv_chance"].mean()
-            axes.axhline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
+def overlap_figure(runs: pd.DataFrame, labels: dict[str, str]) -> Figure:
+    """Draw means of measures over seeds, and their range, on datasets by their labels, a line a method."""
+    figure = Figure(figsize=(3.6 * len(MEASURES), 3.4), layout="constrained")
+    for axes, (column, title) in zip(figure.subplots(1, len(MEASURES)), MEASURES.items(), strict=True):
+        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
+            by = part.groupby("dataset")[column].agg(["mean", "min", "max"]).reindex([*labels]).rename(labels)
+            axes.plot(by["mean"], "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.index, by["min"], by["max"], color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=title, xlabel="overlap of the sites' ages")
+    figure.axes[0].axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
