@@ -90,9 +90,9 @@ def require_dataset(name: str) -> None:
         raise InputError(f"There is no dataset {name!r}; there are {', '.join((*LOADERS, *BRAINS))}.")
 
 
-def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
-    """Return name, participants, sites, source, and whether it is in the cache, of every dataset."""
-    rows: list[tuple[str, int | str, int | str, str, bool]] = []
+def list_datasets() -> pd.DataFrame:
+    """Return name, people, sites, source, and whether it is in the cache, of every dataset."""
+    rows: list[tuple[Any, ...]] = []
     for name in LOADERS:
         files = [cache_folder() / file for file in FILES if file.split(".")[0] == name.split("-")[0]]
         source = "UCI, cut by age" if "overlap" in name else "UCI"
@@ -100,10 +100,11 @@ def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
         rows.append((name, 1_000 if name == "german" else 45_222, 2, source, cached))
     for name in BRAINS[:4]:
         cohort = COHORTS[name.partition("-")[0]]
-        participants = sum(cohort.patients) + sum(cohort.controls)
         source = "simulated, cut by age" if name.endswith("-hard") else "simulated"
-        rows.append((name, participants, len(cohort.scanners), source, is_whole(place_of(name))))
-    return rows + [(name, "yours", "yours", "your folder", False) for name in BRAINS[4:]]
+        people = sum(cohort.patients) + sum(cohort.controls)
+        rows.append((name, people, len(cohort.scanners), source, is_whole(place_of(name))))
+    rows += [(name, "yours", "yours", "your folder", False) for name in BRAINS[4:]]
+    return pd.DataFrame(rows, columns=["name", "people", "sites", "source", "cached"])
 
 
 # -- UCI -----------------------------------------------------------------------------------------------------
