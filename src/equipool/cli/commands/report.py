@@ -25,13 +25,14 @@ from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmoniz
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
 from equipool.judge.blocks import block_names, block_size, means_of_volumes
+from equipool.judge.scores import FloatArray
 from equipool.progress import say
 from equipool.report.account import Account, account_of, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
 
 ACCOUNT, PAGE = "account.json", "report.html"
 PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
-OPTIONS = ("covariates", "target", "id", "features", "task", "ignore", "site", "seed")
+OPTIONS = ("covariates", "target", "id", "features", "task", "ignore", "site", "seed", "keep_target")
 OF_IMAGES = ("codes", "encoder", "steps", "statmap")
 MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
@@ -137,11 +138,26 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 
 def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
-    make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
-    refit = refit_table(source.pool, make, source.subject)
+    settings = {"keep_target": arguments.keep_target, "random_state": arguments.seed}
+    refit = refit_table(
+        source.pool, partial(SiteHarmonizer, missing=arguments.missing, **settings), source.subject
+    )
     checked = preflight(source.inputs, missing=arguments.missing)
     made = _how_made(arguments, [arguments.table])
-    return _write(arguments, source.pool, clean.to_numpy(), refit, checked, subject=source.subject, made=made)
+    harmonized = _whole(clean.to_numpy()), lambda train: _whole(refit(train))
+    more = {"subject": source.subject, "made": made, "method": _allowed_for(arguments)}
+    return _write(arguments, source.pool, *harmonized, checked, **more)
+
+
+def _allowed_for(arguments: argparse.Namespace) -> list[str]:
+    """Return the report's sentence about a target that was allowed for."""
+    sentence = f"Site effects were estimated with {arguments.target} allowed for (--keep-target)."
+    return [sentence] if arguments.keep_target else []
+
+
+def _whole(values: FloatArray) -> FloatArray:
+    """Return features with the mean in cells that were not measured, as they are judged."""
+    return np.where(np.isnan(values), np.nanmean(values, axis=0), values)
 
 
 def report_on_images(
@@ -164,12 +180,12 @@ def report_on_images(
         arguments,
         pool,
         means_of_volumes(volumes, pool, harmonizer),
-        refit_images(pool, volumes),
+        refit_images(pool, volumes, keep_target=arguments.keep_target),
         preflight(with_intensity(source.inputs, brightness)),
         before=before,
         features=block_names(volumes),
         kind="images",
-        method=[f"Images were summarised as {size}."],
+        method=[f"Images were summarised as {size}.", *_allowed_for(arguments)],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=None if pooler is None else tau_of(pooler, volumes, pool),
         made=_how_made(arguments, images=volumes.paths),
