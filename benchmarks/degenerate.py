@@ -99,12 +99,15 @@ def outcome(make: Callable[[], Any], case: Case) -> str:
         return "clear error" if own else f"traceback ({type(error).__name__})"
     except Exception as error:
         return f"traceback ({type(error).__name__})"
-    if not np.isfinite(found).all():
+    raw = np.asarray(new[0], dtype=float)
+    if not np.isfinite(found[np.isfinite(raw)]).all():  # a cell that was not measured may stay empty
         return "NaN"
     if case.clean is None:
         return "right"
-    raw = np.nan_to_num(np.asarray(new[0], dtype=float), nan=float(np.nanmean(new[0])))
-    away = [np.abs((f - case.clean) - (f - case.clean).mean(axis=0)).mean() for f in (raw, found)]
+    away = []
+    for values in (raw, found):
+        error = values - case.clean
+        away.append(np.nanmean(np.abs(error - np.nanmean(error, axis=0))))
     return "right" if away[1] < away[0] else "worse"
 
 

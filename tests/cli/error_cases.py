@@ -607,13 +607,13 @@ APPLY = [
     Case(
         "new rows without a column of a covariate",
         "apply fitted people.csv --out out",
-        "lacks the covariates 'age' of the fit; add it, or have it estimated from the features with --infer",
+        "lacks 'age' (kept at the fit); add it, or have it estimated from the features with --infer",
         table(lambda frame: frame.drop(columns="age")),
     ),
     Case(
         "new rows without a column of the site",
         "apply fitted people.csv --out out",
-        "name it with --site",
+        "name its column with --site",
         table(lambda frame: frame.drop(columns="site")),
     ),
     Case(

@@ -31,7 +31,7 @@ def given(split):
 def test_the_network_sees_what_the_harmonizer_makes_of_features_alone(kind, split, given):
     pool, new = split
     behind = kind(front=True, **QUICK).fit(pool.X, pool.y, **given)
-    harmonizer = SiteHarmonizer().fit(pool.X, pool.y, **given)
+    harmonizer = SiteHarmonizer(infer=True).fit(pool.X, pool.y, **given)
     plain = kind(**QUICK, front=None).fit(harmonizer.transform(pool.X), pool.y, **given)
     np.testing.assert_array_equal(behind.transform(new.X), plain.transform(harmonizer.transform(new.X)))
     np.testing.assert_array_equal(behind.reconstruct(new.X), plain.reconstruct(harmonizer.transform(new.X)))

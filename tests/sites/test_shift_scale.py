@@ -68,11 +68,11 @@ def test_moments_are_those_of_each_sites_rows_over_any_folds():
                 design.weight[rows],
                 *(_weighted(x[rows], design.weight[rows]) for x in (b, z)),
             )
-            assert moments.n[s] == pytest.approx(w.sum())
-            np.testing.assert_allclose(moments.b[s], mean_b)
+            assert moments.n[s, 0] == pytest.approx(w.sum())
+            np.testing.assert_allclose(moments.b[s, :, 0], mean_b)
             np.testing.assert_allclose(moments.z[s], mean_z)
             away = list(zip(w, b[rows] - mean_b, z[rows] - mean_z, strict=True))
-            np.testing.assert_allclose(moments.bb[s], sum(v * np.outer(d, d) for v, d, _ in away))
+            np.testing.assert_allclose(moments.bb[s, :, :, 0], sum(v * np.outer(d, d) for v, d, _ in away))
             np.testing.assert_allclose(moments.bz[s], sum(v * np.outer(d, e) for v, d, e in away))
             np.testing.assert_allclose(moments.zz[s], sum(v * e**2 for v, _, e in away))
 

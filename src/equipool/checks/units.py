@@ -70,12 +70,12 @@ class Seen(NamedTuple):
         """Say what values look like that are far outside."""
         middle, spread = float(np.nanmedian(values)), float(np.nanstd(values))
         if abs(middle) < 1 and 0.3 < spread < 3 and np.nanmin(values) < 0 <= self.low:
-            return "it looks like z-scores; give the values that these were made from"
+            return "it looks like z-scores, so give the values that these were made from"
         centre, found = (self.low + self.high) / 2, {}
         for factor, words in (AGES if self.is_covariate else SIZES).items():
             near = ~self.far(values / factor)[np.isfinite(values)]
             if middle * centre > 0 and near.mean() > MOST:
                 found[abs(np.log(middle / factor / centre))] = words
         if found:
-            return f"it looks like {found[min(found)]}; convert it to the unit of the fit"
+            return f"it looks like {found[min(found)]}, so convert it to the unit of the fit"
         return "correct it, or fit a model on participants like these"

@@ -458,7 +458,10 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 f"front must be {kind.__name__}() for {'volumes' if isinstance(X, Volumes) else 'tables'}, "
                 f"True, 'auto' or None. Got {front!r}."
             )
-        return (kind() if front is True else clone(front)).fit(X, y, **given)
+        made = kind() if front is True else clone(front)
+        if isinstance(made, SiteHarmonizer):
+            made.set_params(infer=True)
+        return made.fit(X, y, **given)
 
     def _prepare(self, inputs: Inputs, features: FloatArray | Volumes, y: Any) -> TrainingData:
         """Learn scales and levels, and return the pool as tensors."""

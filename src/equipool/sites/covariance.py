@@ -87,6 +87,8 @@ class Covariance(SiteEffect):
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
+        if self.is_identity:
+            return self.identity(len(self.rest) + 1, len(self.deviation))
         n, k, residuals = len(rows) - 1, self.shrinkage, winsorised(rows - at.predicted, self.deviation)
         measured = ~np.isnan(residuals)
         mean = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)

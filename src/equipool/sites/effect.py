@@ -43,8 +43,10 @@ def exceeds(
 def choose(log_likelihoods: FloatArray) -> int:
     """Return the most likely candidate if it exceeds the first, in which there is no effect; otherwise 0.
 
-    ``log_likelihoods`` are of held-out participants, (candidates, parts).
+    ``log_likelihoods`` are of held-out participants, (candidates, parts). Without any part, nothing enters.
     """
+    if not log_likelihoods.size:
+        return 0
     best = int(log_likelihoods.sum(axis=1).argmax())
     return best if exceeds(log_likelihoods[best] - log_likelihoods[0]) else 0
 

@@ -93,8 +93,8 @@ def _apply_to_table(
 
 def _require_asked_for(arguments: argparse.Namespace, lacking: list[str]) -> None:
     """Refuse to estimate the site or covariates of a table unless that is asked for; else say it is done."""
-    what = [] if arguments.site else ["a column of the site (name it with --site)"]
-    what += [f"the covariates {listed(lacking)} of the fit"] if lacking else []
+    what = [] if arguments.site else ["a site (name its column with --site)"]
+    what += [f"{listed(lacking)} (kept at the fit)"] if lacking else []
     if what and not arguments.infer:
         raise InputError(
             f"{arguments.table} lacks {' and '.join(what)}; add it, or have it estimated from the features "
