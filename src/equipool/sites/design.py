@@ -16,6 +16,7 @@ WINSORISE_AT = 4.0  # standard deviations; of a Gaussian feature, 6 values in 10
 MIN_PARTICIPANTS = 25  # of a site, for its warp or coupling; below, held-out gains are noise
 MAX_ROWS = 10_000  # drawn at random to choose a warp and to fit a coupling; more hardly change either
 MAX_FEATURES = 2000  # that are changed jointly, for the time of a covariance; and voxels to choose a trend on
+MAX_SLOPE_RATIO = 5.0  # of a site's curve and the pool's, so that maps stay invertible
 MAX_ITERATIONS = 100  # of loops that stop when nothing changes, most after fewer than twenty
 POINT_MASS = 0.05  # least share of rows with one value
 POINT_MASS_RATIO = 3.0  # times as many rows as the next most common value; rounded values repeat as often

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from equipool.sites.design import MAX_ITERATIONS
+from equipool.sites.design import MAX_ITERATIONS, MAX_SLOPE_RATIO
 from equipool.sites.effect import FloatArray, SiteEffect, array
 from equipool.sites.scanner_patterns import ScannersAndPeople, Survey, slow_fields
 from equipool.sites.scans import Box, gains
@@ -27,7 +27,6 @@ from equipool.sites.scans import Box, gains
 RANGE = (0.001, 0.999)  # quantiles of a scan's voxels, beyond which a curve is constant
 USUAL_SIZE = 0.5  # prior standard deviation of a coefficient at gain 1
 MAX_CHANCE = 0.05  # largest share of the mean brain's contrast that may be chance for a curve to be fitted
-NEWTON_STEPS, MIN_SLOPE = 4, 0.3  # for inverting a curve, and the least slope for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class Intensity(SiteEffect):
         straight = self._inverted(self._without_blur(rows, at), at)
         inner = np.clip(straight, *self.range)
         slope = np.where(inner == straight, self._slope(inner, at), 1.0)
-        total = -np.log(np.maximum(slope, MIN_SLOPE)).sum(axis=1)
+        total = -np.log(np.maximum(slope, 1 / MAX_SLOPE_RATIO)).sum(axis=1)
         total -= rows.shape[1] * np.log(gains(straight, at.template))
         blur = self.curves[:, 3:].sum(axis=1)[at.site]
         return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
@@ -96,10 +95,10 @@ class Intensity(SiteEffect):
     def _inverted(self, goal: FloatArray, at: Any) -> FloatArray:
         """Return C whose curve is the goal, by Newton's method."""
         rows = goal.copy()
-        for _ in range(NEWTON_STEPS):
+        for _ in range(4):  # to rounding: curves are nearly straight
             inner = np.clip(rows, *self.range)
             slope = np.where(inner == rows, self._slope(inner, at), 1.0)
-            rows -= (self._curved(rows, at) - goal) / np.maximum(slope, MIN_SLOPE)
+            rows -= (self._curved(rows, at) - goal) / np.maximum(slope, 1 / MAX_SLOPE_RATIO)
         return rows
 
     @classmethod

@@ -27,7 +27,6 @@ Single = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 FIELD_ORDER = 4  # slow fields are cosines whose half waves along the three axes are fewer than this in all
-FIRST_WINDOW, GROWTH = 10, 1.5  # patterns whose sizes are judged together, and how windows grow
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +75,10 @@ class PeoplePatterns:
 
     def windows(self) -> list[slice]:
         """Return patterns in groups of growing size, the largest variances first."""
-        ends, size = [0], float(FIRST_WINDOW)
+        ends, size = [0], 10.0  # the first patterns whose sizes are judged together
         while ends[-1] < len(self.variances):
             ends.append(min(ends[-1] + int(size), len(self.variances)))
-            size *= GROWTH
+            size *= 1.5
         return [slice(low, high) for low, high in pairwise(ends)]
 
 

@@ -23,7 +23,6 @@ TURNS = 3  # of what is estimated in turns, such as the trend given scales, and 
 PRIOR_SITES = 4.0  # equivalent sites of the mean over features in each feature's variance between sites
 PRIOR_SCALE = 10.0  # equivalent participants of the pooled scale, where sites cannot tell how scales differ
 ABSURD = 50.0  # standard deviations of the feature; values beyond would take many rounds of winsorising
-SETTLED = 0.01  # share of a limit of winsorising by which it may still change in the last round
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,7 +353,7 @@ def winsorise(z: FloatArray, design: Design) -> tuple[FloatArray, FloatArray]:
         for part, predicted in fit.predicted(columns, site):
             bound = limit[site[part]]
             result[part] = np.clip(z[part], predicted - bound, predicted + bound)
-        if (limit >= (1 - SETTLED) * before).all():
+        if (limit >= 0.99 * before).all():  # settled to 1 %
             break
     count = np.zeros((design.n_sites, z.shape[1]))
     for part in pieces(*z.shape):
