@@ -102,7 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--statmap": option(
         "images: also t-maps of this column before and after, covariates and sites adjusted", **COLUMN
     ),
-    "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
+    "--codes": option("images: also train codes, which predict the target (EquivariantPooler)", **FLAG),
     "apply --codes": option("images: also codes, and predictions, by a model of `harmonize --codes`", **FLAG),
     "--encoder": option(
         "of --codes; resnet takes hours without a GPU", "components", choices="components linear resnet"
