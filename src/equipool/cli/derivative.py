@@ -21,7 +21,7 @@ from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 from equipool.files import write_json
-from equipool.judge.statmaps import BoolArray, StatMap, clusters, detection, stat_map
+from equipool.judge.statmaps import BoolArray, StatMap, detection, stat_map
 from equipool.progress import Progress, say
 
 BLOCK = 16  # volumes in memory at a time
@@ -170,8 +170,6 @@ def write_statmaps(
         stem = f"{file_name}_{name.replace(',', '').replace(' ', '-')}"
         write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
         by_fdr = one.significant(**FDR)
-        table = clusters(one, volumes.mask, volumes.affine, keep=by_fdr)
-        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
         strict, fdr = int(one.significant().sum()), int(by_fdr.sum())
         counts["significant"][name], counts["significant_fdr"][name] = strict, fdr
         counts["rms_t"][name] = float(np.sqrt((one.t[one.tested] ** 2).mean())) if one.tested.any() else 0.0

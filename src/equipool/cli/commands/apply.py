@@ -109,7 +109,7 @@ def _columns_of_fit(model: Any, frame: pd.DataFrame) -> Iterator[tuple[Seen, Flo
     for seen in seen_at_fit(model):
         if seen.name in frame:
             values = as_numbers(frame[seen.name]).to_numpy(np.float64)
-            if np.isfinite(values).all() or (not np.isinf(values).any() and np.isfinite(values).any()):
+            if np.isfinite(values).any() and not np.isinf(values).any():
                 yield seen, values
 
 
