@@ -212,7 +212,7 @@ TABLES = [
         "'age' holds dates",
         lambda: pd.read_csv("people.csv").assign(age=pd.Timestamp("2001-01-01")).to_parquet("dates.parquet"),
     ),
-    Case("missing features", f"{HARMONIZE} --missing error", "--missing keep", cell(3, "thickness", None)),
+    Case("missing features", f"{HARMONIZE} --missing error", "--missing impute", cell(3, "thickness", None)),
     Case(
         "a target to allow for that is not there",
         f"{HARMONIZE} --keep-target --target none",
