@@ -37,11 +37,6 @@ def start() -> tuple[int, int]:
 
     Processes with a GPU each train there and exchange messages by NCCL, others by gloo. Call it once, before
     anything is fitted. A script that neither has started is a single process.
-
-    Examples
-    --------
-    >>> start()
-    (0, 1)
     """
     if "RANK" not in os.environ and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         job = int(os.environ.get("SLURM_JOB_ID", "0"))

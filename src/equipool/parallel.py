@@ -26,11 +26,6 @@ def fan_out(
 
     Each run has one thread. ``jobs`` runs at a time; default: that of the joblib context
     (``joblib.parallel_config``, or :func:`cluster`), else one for each core.
-
-    Examples
-    --------
-    >>> sorted(fan_out(divmod, [(7, 2), (9, 4)], jobs=1))
-    [(2, 1), (3, 1)]
     """
     from joblib import Parallel, delayed
     from joblib.parallel import get_active_backend

@@ -42,13 +42,7 @@ def replace_line(text: str, *, last: bool = False) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as text, in a suitable unit.
-
-    Examples
-    --------
-    >>> [duration(seconds) for seconds in (3.2, 100, 7000)]
-    ['3 s', '2 min', '1.9 h']
-    """
+    """Return a time as text, in a suitable unit: "3 s", "2 min", "1.9 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,16 +11,18 @@ import pytest
 from sklearn.base import clone
 
 from equipool.benchmark import datasets as brainsets
-from equipool.benchmark import harmonized_images as volumes
 from equipool.cli import app as cli
 from equipool.judge.blocks import block_means
 from equipool.judge.classifiers import CLASSIFIERS
 from equipool.simulate import brains
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import harmonized_images as volumes
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What `equipool benchmark adni-sim adni-sim-hard --quick` writes for a small cohort."""
+    """What `equipool benchmark --quick` and the program for harmonized images write for a small cohort."""
     out = tmp_path_factory.mktemp("benchmark")
     small = dataclasses.replace(brains.COHORTS["adni"], patients=(8, 8, 8), controls=(10, 10, 10))
     settings = out / "settings.json"
@@ -31,6 +35,9 @@ def folder(tmp_path_factory):
         call = ["benchmark", "adni-sim", "adni-sim-hard", "--methods", "ss", "ours", "--quick"]
         call += ["--jobs", "1", "--settings", str(settings), "--out", str(out)]
         assert cli.main(call) == 0
+        volumes.main(
+            ["adni-sim", "--splits", "1", "--jobs", "1", "--settings", str(settings), "--out", str(out)]
+        )
         yield out
     brainsets.whole_cohort.cache_clear()
 
@@ -81,7 +88,7 @@ def test_the_same_people_by_every_scanner_tell_it_before_harmonizing_alone(folde
 def test_people_scanned_by_all_are_the_cohorts_on_their_own_scanner(folder):
     pool, scans = brainsets.whole_cohort("adni-sim")
     some = np.array([7, 3, 20])
-    by_all = brainsets.scanned_by_all("adni-sim", pool.ids[some], pool.sites, scans.mask)
+    by_all = volumes.scanned_by_all("adni-sim", pool.ids[some], pool.sites, scans.mask)
     own = scans[some].read()
     np.testing.assert_allclose(by_all[pool.site[some], range(3)], own, atol=1e-3 * np.ptp(own))
     assert (abs(by_all - own) > 0.01 * np.ptp(own)).any(axis=2).sum() == 6

@@ -13,7 +13,6 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 KINDS = {
     "spread": CovariateAction.spread,
     "all-ones": CovariateAction.all_ones,
-    "ambient": lambda n, k: CovariateAction.all_ones(n, k, coordinates="ambient"),
 }
 
 

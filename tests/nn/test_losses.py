@@ -12,12 +12,11 @@ from equipool.nn import (
     mmd,
     prediction_loss,
 )
-from oracles import equation_4, equation_4_cayley
+from oracles import all_ones_basis, equation_4, equation_4_cayley
 
 FORMS = {"exp": (equivariance_loss, equation_4), "cayley": (equivariance_loss_cayley, equation_4_cayley)}
 ACTIONS = {
     "all-ones": lambda n, k: CovariateAction.all_ones(n, k),
-    "ambient": lambda n, k: CovariateAction.all_ones(n, k, coordinates="ambient"),
     "spread": lambda n, k: CovariateAction.spread(n, k),
     "given": lambda n, k: CovariateAction(torch.randn(n // 2, k, dtype=torch.float64), n=n),
 }
@@ -51,7 +50,7 @@ def test_equation_4_with_the_papers_own_generator_and_sign(form):
     tau, c = sample(9, 6, 1)
     above = -all_ones_generator(6)
     expected = literal(tau, -c, above.unsqueeze(0))
-    value = ours(tau, c, CovariateAction.all_ones(6, coordinates="ambient"), reduction="sum")
+    value = ours(tau @ all_ones_basis(6), c, CovariateAction.all_ones(6), reduction="sum")
     assert abs((value - expected) / expected) <= 1e-12
 
 

@@ -93,7 +93,7 @@ def test_coefficients_against_generalised_least_squares():
     means = intensity_terms(rows, box.smooth(rows)) / len(rows)
     shift = 0.1 * np.stack([means[1] - 0.4, 0.4 - means[1]])
     error = np.array([0.05, 0.05])
-    survey = Survey(40, means, np.array([0.0, 2.0]), patterns, rows.var(axis=0))
+    survey = Survey(40, means, np.array([0.0, 2.0]), patterns, len(rows) * rows.var(axis=0)[None], 1.0)
     effect = Intensity.fit(survey, shift, error, box)
     maps = [np.ones(voxels), means[1], means[2], means[3], (means[0] + means[3]) * box.inside - means[0]]
     maps += [means[0] * field for field in slow_fields(mask)]

@@ -106,8 +106,26 @@ def test_the_model_against_a_loop_over_voxels(pool, monkeypatch):
     variance = (residuals**2).sum(axis=0) / (len(rows) - columns.shape[1])
     np.testing.assert_allclose(affine.variance, variance, rtol=1e-6)
 
+    pooled, k = (residuals**2).mean(axis=0), affine.scale_weight
+    scale = np.array(
+        [
+            [
+                np.sqrt(
+                    ((residuals[site == s, v] ** 2).sum() + k[v] * pooled[v]) / ((site == s).sum() + k[v])
+                )
+                for v in range(len(k))
+            ]
+            for s in (0, 1)
+        ]
+    )
+    scale /= np.sqrt(scale[0] * scale[1])
+    np.testing.assert_allclose(affine.scale, scale, rtol=1e-6)
+    assert np.abs(np.log(scale)).max() > 0.01
+
+    predicted = centre + basis @ solution[2:-1]
     clean = undone(model, pool) / model.unit
-    np.testing.assert_allclose(clean, normal - (solution[:2] - centre)[site], atol=1e-8)
+    wanted = predicted + (normal - predicted - (solution[:2] - centre)[site]) / scale[site]
+    np.testing.assert_allclose(clean, wanted, atol=1e-7)
 
 
 # -- effects are maps with an inverse ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -90,9 +90,9 @@ def require_dataset(name: str) -> None:
         raise InputError(f"There is no dataset {name!r}; there are {', '.join((*LOADERS, *BRAINS))}.")
 
 
-def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
-    """Return name, participants, sites, source, and whether it is in the cache, of every dataset."""
-    rows: list[tuple[str, int | str, int | str, str, bool]] = []
+def list_datasets() -> pd.DataFrame:
+    """Return name, people, sites, source, and whether it is in the cache, of every dataset."""
+    rows: list[tuple[Any, ...]] = []
     for name in LOADERS:
         files = [cache_folder() / file for file in FILES if file.split(".")[0] == name.split("-")[0]]
         source = "UCI, cut by age" if "overlap" in name else "UCI"
@@ -100,10 +100,11 @@ def list_datasets() -> list[tuple[str, int | str, int | str, str, bool]]:
         rows.append((name, 1_000 if name == "german" else 45_222, 2, source, cached))
     for name in BRAINS[:4]:
         cohort = COHORTS[name.partition("-")[0]]
-        participants = sum(cohort.patients) + sum(cohort.controls)
         source = "simulated, cut by age" if name.endswith("-hard") else "simulated"
-        rows.append((name, participants, len(cohort.scanners), source, is_whole(place_of(name))))
-    return rows + [(name, "yours", "yours", "your folder", False) for name in BRAINS[4:]]
+        people = sum(cohort.patients) + sum(cohort.controls)
+        rows.append((name, people, len(cohort.scanners), source, is_whole(place_of(name))))
+    rows += [(name, "yours", "yours", "your folder", False) for name in BRAINS[4:]]
+    return pd.DataFrame(rows, columns=["name", "people", "sites", "source", "cached"])
 
 
 # -- UCI -----------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def simulated_folder(name: str) -> Path:
     folder = place_of(name)
     if is_whole(folder):
         return folder
-    brains = _simulated(name)
+    brains = simulated_cohort(name)
     say(f"simulating {len(brains)} brains into {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Written to a temporary folder, which is renamed: another run may simulate at the same time.
@@ -283,18 +284,6 @@ def simulated_folder(name: str) -> Path:
     return folder
 
 
-def scanned_by_all(
-    name: str, ids: Sequence[str], sites: Sequence[str], mask: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """Return scans of simulated participants by every scanner, (sites, participants, voxels)."""
-    brains = _simulated(name)
-    scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
-    scans = []
-    for participant in pd.Index(brains.people["participant_id"]).get_indexer(list(ids)):
-        tissues = brains.tissues(participant)
-        scans.append([brains.image(tissues, scanners[site], participant)[mask] for site in sites])
-    return np.stack(scans, axis=1)
-
-
-def _simulated(name: str) -> SimulatedBrains:
+def simulated_cohort(name: str) -> SimulatedBrains:
+    """Return a simulated cohort, whose scans are computed on demand."""
     return simulate_brains(name.partition("-")[0], resolution=RESOLUTION, random_state=COHORT_SEED)

@@ -40,8 +40,6 @@ from equipool.judge.heldout import Fold, make_folds
 from equipool.judge.scores import r2_with_clean
 from equipool.simulate import SimulatedTable, simulate_table
 
-FloatArray = NDArray[np.float64]
-
 HARMONIZERS = (*"raw combat-nocov combat combat-gam covbat covbat-gam ours ours-y clean".split(),)
 SIMULATED = ("GE", "Philips", "Siemens", "Canon")
 # Sites change shift, scale, covariance and warp; in the joint kind also depending on shared factors.

@@ -23,7 +23,7 @@ from equipool.simulate.brains import BRAINS_VERSION
 from equipool.version import __version__
 
 # Raise it when an estimator or a harmonizer gives other results: benchmarks are then run again.
-METHODS_VERSION = 1
+METHODS_VERSION = 2
 
 
 def fingerprint(*parts: Any) -> str:

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 
 from equipool.checks.findings import Finding, warning
-from equipool.checks.inputs import Inputs
-
-FloatArray = NDArray[np.float64]
+from equipool.checks.inputs import FloatArray, Inputs
 
 MIN_ROWS = 8  # before and after
 MAX_GROUPS = 1000  # of neighbouring rows of a site; larger sites are averaged into this many

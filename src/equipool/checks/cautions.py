@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from equipool.checks.findings import Finding, listed, note, plural, warning
 from equipool.checks.inputs import Inputs
 from equipool.checks.overlap import NINE_TENTHS, SitePrediction, nine_tenths, two_valued
-
-FloatArray = NDArray[np.float64]
 
 SMALL_SITE = 10  # participants
 NEAR_CONSTANT = 0.95  # share of rows with one value

@@ -37,37 +37,19 @@ error, warning, note = (partial(_finding, level) for level in LEVELS)
 
 
 def plural(count: int, singular: str, many: str | None = None) -> str:
-    """Return "1 row", "2 rows".
-
-    Examples
-    --------
-    >>> plural(1, "class", "classes"), plural(2000, "row")
-    ('1 class', '2 000 rows')
-    """
+    """Return "1 row", "2 rows"."""
     number = f"{count:,}".replace(",", " ")
     return f"{number} {singular if count == 1 else many or singular + 's'}"
 
 
 def listed(names: Iterable[object], *, shown: int = SHOWN) -> str:
-    """Return "'a', 'b' and 3 more" for the names given.
-
-    Examples
-    --------
-    >>> listed("abc"), listed("abcdefg", shown=2)
-    ("'a', 'b', 'c'", "'a', 'b' and 5 more")
-    """
+    """Return "'a', 'b' and 3 more" for the names given."""
     quoted = [repr(str(name)) for name in names]
     return _and_more(quoted[:shown], len(quoted))
 
 
 def rows_text(rows: Sequence[int], ids: Sequence[object] | None = None) -> str:
-    """Return "rows 3 (sub-03), 8 (sub-08) and 4 more" for 0-based row positions.
-
-    Examples
-    --------
-    >>> rows_text([2]), rows_text([0, 1], ids=["s1", "s2"])
-    ('row 3', 'rows 1 (s1), 2 (s2)')
-    """
+    """Return "rows 3 (sub-03), 8 (sub-08) and 4 more" for 0-based row positions."""
     shown = [(row, None if ids is None else ids[row]) for row in rows[:SHOWN]]
     names = [f"{row + 1}" + ("" if id is None else f" ({id})") for row, id in shown]
     return f"row{'s' if len(rows) != 1 else ''} {_and_more(names, len(rows))}"

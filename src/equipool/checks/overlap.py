@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from equipool.checks.inputs import FloatArray
+
 IntArray = NDArray[np.intp]
 
 TREES = 25  # of the classifier of the site
@@ -34,12 +35,6 @@ def support_overlap(values: FloatArray, site_index: IntArray) -> FloatArray:
 
     A method that needs common support could keep this share: 1 when both sites cover the same range, 0 when
     their ranges do not touch. O(S² log N) for S sites.
-
-    Examples
-    --------
-    >>> support_overlap(np.array([20.0, 40, 30, 50]), np.array([0, 0, 1, 1]))
-    array([[1. , 0.5],
-           [0.5, 1. ]])
     """
     by_site = [np.sort(values[site_index == s]) for s in range(site_index.max() + 1)]
     low, high, size = np.array([(v[0], v[-1], len(v)) for v in by_site]).T
@@ -57,21 +52,21 @@ def common_support(values: FloatArray, site_index: IntArray) -> float:
     return float(np.mean((values >= ranges["min"].max()) & (values <= ranges["max"].min())))
 
 
-def omega_squared(values: FloatArray, site_index: IntArray) -> float:
-    """Return the share of a number's variance that lies between sites, 0 to 1.
+def omega_squared(values: FloatArray, site_index: IntArray) -> FloatArray:
+    """Return the share of the variance of each number that lies between sites, 0 to 1, for values (rows, …).
 
-    ω², which allows for the share that sites would explain by chance; η² of 100 sites of 3 participants each
-    is 0.35 even if the sites do not differ.
+    ω² = (SS_between − (S − 1) MS_error) / (SS_total + MS_error) for S sites. It allows for the share that
+    sites would explain by chance; η² of 100 sites of 3 participants each is 0.35 even if they do not differ.
     """
-    count = np.bincount(site_index)
-    means = np.bincount(site_index, weights=values) / count
-    total = ((values - values.mean()) ** 2).sum()
-    between = (count * (means - values.mean()) ** 2).sum()
-    free = len(values) - len(count)
-    if total <= 0 or free <= 0:
-        return 0.0
-    within = (total - between) / free
-    return float(max((between - (len(count) - 1) * within) / (total + within), 0.0))
+    values = values - values.mean(axis=0)
+    groups = [values[site_index == site] for site in np.unique(site_index)]
+    total = (values**2).sum(axis=0)
+    between = sum(len(group) * group.mean(axis=0) ** 2 for group in groups)
+    free = len(values) - len(groups)
+    error = (total - between) / max(free, 1)
+    varies = (total > 0) & (free > 0)
+    share = (between - (len(groups) - 1) * error) / np.where(varies, total + error, 1.0)
+    return np.where(varies, np.clip(share, 0.0, 1.0), 0.0)
 
 
 def cramers_v(classes: FloatArray, site_index: IntArray) -> float:

@@ -12,19 +12,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.checks import cautions
+from equipool.checks import overlap as measures
 from equipool.checks.breaks import break_cautions
 from equipool.checks.errors import Missing, find_errors
 from equipool.checks.findings import LEVELS, Finding, plural
 from equipool.checks.inputs import Inputs
-from equipool.checks.overlap import (
-    SitePrediction,
-    common_support,
-    cramers_v,
-    omega_squared,
-    predict_site,
-    support_overlap,
-    two_valued,
-)
 
 WIDTH = 100  # characters of a line
 SITES_SHOWN = 24  # longer tables are cut in the text; report.sites has all of it
@@ -47,7 +39,7 @@ class PreflightReport:
     ]  #: by covariate, site × site: the share of participants in a common range
     common: dict[str, float]  #: by covariate, the share of participants in the range that all sites cover
     confounding: dict[str, float]  #: of each covariate and the target: its association with the site, 0 to 1
-    site_prediction: SitePrediction | None  #: from covariates and target together, and chance
+    site_prediction: measures.SitePrediction | None  #: from covariates and target together, and chance
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -143,9 +135,11 @@ def preflight(
         finite = np.isfinite(values)
         values, site_index = values[finite], inputs.site_index[finite]
         # Two levels have no range, and a site without a single value has no support to compare.
-        if not two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
-            overlap[name] = pd.DataFrame(support_overlap(values, site_index), inputs.sites, inputs.sites)
-            common[name] = common_support(values, site_index)
+        if not measures.two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
+            overlap[name] = pd.DataFrame(
+                measures.support_overlap(values, site_index), inputs.sites, inputs.sites
+            )
+            common[name] = measures.common_support(values, site_index)
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [
         *find_errors(inputs, missing=missing),
@@ -182,7 +176,7 @@ def _site_table(inputs: Inputs) -> pd.DataFrame:
     return table.join(counts.rename(columns=lambda label: f"{inputs.target_name}={label}"))
 
 
-def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | None]:
+def _confounding(inputs: Inputs) -> tuple[dict[str, float], measures.SitePrediction | None]:
     rows, site_index = inputs.rows_with_site, inputs.site_index
     columns = [(name, values, False) for name, values, _ in inputs.covariates_with_site()]
     if inputs.target_numbers is not None:
@@ -190,11 +184,11 @@ def _confounding(inputs: Inputs) -> tuple[dict[str, float], SitePrediction | Non
     strength: dict[str, float] = {}
     for name, values, is_class in columns:
         finite = np.isfinite(values)
-        sites, measure = site_index[finite], cramers_v if is_class else omega_squared
+        sites, measure = site_index[finite], measures.cramers_v if is_class else measures.omega_squared
         if len(np.unique(values[finite])) > 1:
-            strength[name] = measure(values[finite], np.unique(sites, return_inverse=True)[1])
+            strength[name] = float(measure(values[finite], np.unique(sites, return_inverse=True)[1]))
     complete = np.isfinite([values for _, values, _ in columns]).all(axis=0)
     if not columns or not complete.any():
         return strength, None
     variables = np.column_stack([values[complete] for _, values, _ in columns])
-    return strength, predict_site(variables, site_index[complete])
+    return strength, measures.predict_site(variables, site_index[complete])

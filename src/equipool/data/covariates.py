@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from equipool.checks.inputs import Inputs, as_numbers, parse_labels
+from equipool.checks.inputs import FloatArray, Inputs, as_numbers, parse_labels
 from equipool.exceptions import InputError
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -25,8 +23,6 @@ class Covariate:
     >>> age = Covariate.of("age", np.array([20.0, 80.0]), unit="years")
     >>> age.scaled(np.array([20.0, 50.0, 80.0, 95.0]))
     array([-1. ,  0. ,  1. ,  1.5])
-    >>> float(age.unscaled(0.0))
-    50.0
     """
 
     name: str
@@ -46,10 +42,6 @@ class Covariate:
     def scaled(self, values: ArrayLike) -> Any:
         """Return (values − centre) / scale."""
         return (np.asarray(values, dtype=np.float64) - self.centre) / self.scale
-
-    def unscaled(self, values: ArrayLike) -> Any:
-        """Return values in the covariate's unit."""
-        return np.asarray(values, dtype=np.float64) * self.scale + self.centre
 
 
 def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tuple[Covariate, ...]:

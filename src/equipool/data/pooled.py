@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
 from equipool.checks.findings import listed, plural
+from equipool.checks.inputs import FloatArray
 from equipool.data.covariates import Covariate, covariates_of
-from equipool.data.splits import deal, systematic
+from equipool.data.splits import IntArray, deal, systematic
 from equipool.data.tables import image_paths, read_table
 from equipool.exceptions import InputError, did_you_mean
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 Stratum = Literal["site", "target"] | str
 
 

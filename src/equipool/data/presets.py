@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from equipool.checks.findings import listed, plural
 from equipool.data.bids import MissingImages, require_partners
-from equipool.data.roles import plain_name
+from equipool.data.roles import COLUMNS, plain_name
 from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
 
 PAPER_GROUPS = ("AD", "CN")
 
-# What a column may be called, without case, spaces and signs; the first that the table has is taken.
-ADNI_COLUMNS = {
-    "subject": ("subjectid", "subject", "ptid"),
-    "age": ("age",),
-    "sex": ("sex", "gender", "ptgender"),
-    "dx": ("researchgroup", "group", "dxgroup", "dx"),
-    "protocol": ("imagingprotocol", "manufacturer"),
-    "image": ("imageid", "imagedataid", "imageuid"),
-    "mmse": ("mmsetotalscore", "mmse", "mmscore"),
-    "visit": ("visit", "viscode"),
-    "date": ("acqdate", "studydate", "scandate"),
-}
-ADCP_COLUMNS = {
-    "subject": ("subject", "subjectid", "participantid", "ptid", "id"),
-    "site": ("site", "siteid", "scanner", "centre", "center"),
-    "age": ("age",),
-    "sex": ("sex", "gender"),
-    "dx": ("dx", "diagnosis", "group", "researchgroup"),
-    "mmse": ("mmse", "mmsetotalscore"),
-}
 OPTIONAL = {"image", "mmse", "visit", "date", "site"}
 
 ADNI_SUBJECT = re.compile(r"\d{3}_S_\d{4,5}")
@@ -74,7 +54,7 @@ def read_adni(
         ``"error"`` names rows without an image and images without a row; ``"drop"`` leaves them out.
 
     """
-    path, table = _find_table(Path(source), ADNI_COLUMNS, "ADNI's search export")
+    path, table = _find_table(Path(source), "adni", "ADNI's search export")
     folder = path.parent if images is None else Path(images)
     files = _images_by_id(folder, ADNI_IMAGE)
     table["key"] = table["subject"]
@@ -122,7 +102,7 @@ def read_adcp(
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one with ADCP's table and images.")
-    path, table = _find_table(folder, ADCP_COLUMNS, "ADCP's table")
+    path, table = _find_table(folder, "adcp", "ADCP's table")
     ids = "|".join(re.escape(name) for name in sorted(table["subject"], key=len, reverse=True))
     images = _images_by_id(folder, re.compile(rf"(?<![A-Za-z0-9])(?:{ids})(?![A-Za-z0-9])"))
     frame = _joined(table.assign(key=table["subject"]), images, path, groups, missing_images)
@@ -138,7 +118,7 @@ def read_adcp(
     return frame
 
 
-def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str) -> tuple[Path, pd.DataFrame]:
+def _find_table(source: Path, preset: str, what: str) -> tuple[Path, pd.DataFrame]:
     """Return the table's path, and its columns under our names; labels as text."""
     if source.is_dir():
         tables = sorted(path for kind in ("csv", "tsv") for path in source.glob(f"*.{kind}"))
@@ -146,6 +126,7 @@ def _find_table(source: Path, columns: Mapping[str, tuple[str, ...]], what: str)
             files = listed(path.name for path in tables) or "none"
             raise InputError(f"{source} should hold one .csv or .tsv file, {what}; it has {files}. Keep one.")
         source = tables[0]
+    columns = {our: usual.split() for our, usual in COLUMNS[preset].items()}
     numbers = {*columns["age"], *columns["mmse"]}
     frame = read_table(source, labels=lambda names: [n for n in names if plain_name(n) not in numbers])
     there = {plain_name(name): name for name in map(str, frame.columns)}

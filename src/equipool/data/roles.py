@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from typing import Any
 
 from equipool.exceptions import InputError
 
 ROLES = ("site", "covariates", "target", "id")
 
-# Usual names, in lower case without separators. The first group with a match is taken; two matches in one
-# group are ambiguous.
-NAMES: dict[str, tuple[str, ...]] = {
-    "site": (
-        "site",
-        "siteid sitename sitecode acquisitionsite",
-        "scanner scannerid scannername centre center centreid centerid",
-        "batch batchid",
-        "institution institutionname institute hospital",
-        "manufacturer manufacturermodelname manufacturersmodelname vendor",
-    ),
-    "age": ("age", "ageyears ageyrs ageyr ageinyears ageatscan ageatvisit ageatmri agescan"),
-    "sex": ("sex", "gender"),
-    "target": (
-        "dx diagnosis",
-        "dxgroup diagnosisgroup diagnosticgroup dxbl researchgroup clinicalgroup",
-        "group",
-    ),
-    "id": (
-        "participantid",
-        "subject subjectid subjid subid sub",
-        "participant patientid patient personid person ptid",
-        "id",
-    ),
-}
+# Usual names, and those of the presets' tables.
+COLUMNS = tomllib.loads(files("equipool.data").joinpath("columns.toml").read_text(encoding="utf-8"))
+NAMES: dict[str, list[str]] = COLUMNS["roles"]
 
 # What may follow such a name: age_months, sex_code.
 ENDINGS = ("", "id", "code", "name", "group", "label", "number", "years", "months", "days")

@@ -3,12 +3,9 @@
 from equipool.groups.action import (
     CovariateAction,
     PlaneRotation,
-    all_ones_basis,
     all_ones_frequencies,
     all_ones_generator,
     cayley,
-    exp,
-    is_rotation,
     skew,
 )
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
@@ -19,11 +16,8 @@ __all__ = [
     "LearnedTau",
     "Phi",
     "PlaneRotation",
-    "all_ones_basis",
     "all_ones_frequencies",
     "all_ones_generator",
     "cayley",
-    "exp",
-    "is_rotation",
     "skew",
 ]

@@ -1,16 +1,16 @@
 """How covariates act on the latent sphere: ρ(c) = exp(Σ_k c_k A_k), all covariates in one torus of SO(n).
 
 The generators A_k are skew and commute, so in one orthonormal basis all of them are rotations of ⌊n/2⌋
-planes: plane p turns by the angle (Ω c)_p. Applying ρ(c) to N vectors costs O(N n) in plane coordinates and
-O(N n²) in the ambient ones; no matrix exponential is taken. In plane coordinates, 2p and 2p + 1 span plane p;
-for odd n the last coordinate is fixed.
+planes: plane p turns by the angle (Ω c)_p. Vectors are in the coordinates of that basis: 2p and 2p + 1 span
+plane p; for odd n the last coordinate is fixed. Applying ρ(c) to N vectors costs O(N n), and no matrix
+exponential is taken.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +40,6 @@ def skew(values: Tensor) -> Tensor:
     return lower - lower.mT
 
 
-def exp(generator: Tensor) -> Tensor:
-    """Map skew matrices (..., n, n) to rotations by the matrix exponential; batched and differentiable.
-
-    torch takes too low a degree for matrices of norm just below 0.05 and is off by 1e-11 there in float64.
-    A further plane that turns by 2 rad lifts every matrix above that, to an error of 1e-15.
-    """
-    n = generator.shape[-1]
-    lifted = nn.functional.pad(generator, (0, 2, 0, 2))
-    lifted[..., n + 1, n], lifted[..., n, n + 1] = 2.0, -2.0
-    return torch.linalg.matrix_exp(lifted)[..., :n, :n]
-
-
 def cayley(generator: Tensor) -> Tensor:
     """Map skew matrices (..., n, n) to rotations by A ↦ (I − A)(I + A)⁻¹, the paper's cheaper map.
 
@@ -61,17 +49,6 @@ def cayley(generator: Tensor) -> Tensor:
     identity = torch.eye(generator.shape[-1], dtype=generator.dtype, device=generator.device)
     # (I − A) and (I + A)⁻¹ commute, so the inverse may stand on the left and become a solve.
     return torch.linalg.solve(identity + generator, identity - generator)
-
-
-def is_rotation(matrix: Tensor, *, atol: float | None = None) -> tuple[bool, str]:
-    """Return whether matrices (..., n, n) are in SO(n): (True, "") or (False, the reason)."""
-    atol = 1e3 * torch.finfo(matrix.dtype).eps if atol is None else atol
-    gap = (matrix.mT @ matrix - torch.eye(matrix.shape[-1]).to(matrix)).abs().max().item()
-    if not gap <= atol:
-        return False, f"RᵀR differs from the identity by {gap:.2e} (allowed: {atol:.0e})"
-    if (torch.linalg.det(matrix) < 0).any():
-        return False, "the determinant is −1: a reflection, not a rotation"
-    return True, ""
 
 
 def all_ones_generator(n: int) -> Tensor:
@@ -91,20 +68,6 @@ def all_ones_frequencies(n: int) -> Tensor:
     return 1 / torch.tan((2 * k - 1) * (math.pi / (2 * n)))
 
 
-def all_ones_basis(n: int) -> Tensor:
-    """Return the orthonormal basis Q (n, n) in which the all-ones generator is a set of plane rotations.
-
-    The generator is the sum of the powers of the shift that brings the last coordinate back with a minus
-    sign, so its eigenvectors have a closed form, exp(iπ(2k − 1)j/n).
-    """
-    k, j = torch.arange(1, (n + 1) // 2 + 1), torch.arange(n)
-    # Reduce (2k − 1)j modulo 2n in integers first: the angles stay exact for any n.
-    angle = (torch.outer(j, 2 * k - 1) % (2 * n)).to(torch.float64) * (math.pi / n)
-    # This order of cos and sin makes every frequency positive (counter-clockwise).
-    columns = torch.stack([torch.cos(angle), torch.sin(angle)], dim=-1).reshape(n, -1)[:, :n]
-    return columns / torch.linalg.vector_norm(columns, dim=0)
-
-
 @dataclass(frozen=True, eq=False)
 class PlaneRotation:
     """A batch of rotations that share their planes: elements of one maximal torus of SO(n).
@@ -122,7 +85,6 @@ class PlaneRotation:
 
     angles: Tensor
     n: int
-    basis: Tensor | None = None
 
     @property
     def inverse(self) -> PlaneRotation:
@@ -135,17 +97,13 @@ class PlaneRotation:
             return self.apply(other)
         if other.n != self.n:
             raise InputError(f"Rotations of R^{self.n} and R^{other.n} cannot be composed.")
-        bases = [basis for basis in (self.basis, other.basis) if basis is not None]
-        if len(bases) == 1 or (bases and not torch.equal(*bases)):
-            raise InputError("Rotations of different planes do not form one torus; multiply their matrices.")
         return replace(self, angles=self.angles + other.angles)
 
     def apply(self, x: Tensor) -> Tensor:
         """Turn the vectors x (..., n); the result has the dtype of x."""
         if x.shape[-1] != self.n:
             raise InputError(f"This rotation acts on vectors of length {self.n}. Got length {x.shape[-1]}.")
-        basis, planes = None if self.basis is None else self.basis.to(x.dtype), self.n // 2
-        x = x if basis is None else x @ basis
+        planes = self.n // 2
         wide = torch.promote_types(x.dtype, torch.float32)
         pairs = x[..., : 2 * planes].to(wide).unflatten(-1, (planes, 2)).contiguous()
         # One complex product makes a single pass over memory: 1.7 times as fast as the four real ones.
@@ -153,7 +111,7 @@ class PlaneRotation:
         turned = torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2).to(x.dtype)
         if self.n % 2:
             turned = torch.cat([turned, x[..., -1:].expand(*turned.shape[:-1], 1)], dim=-1)
-        return turned if basis is None else turned @ basis.mT
+        return turned
 
     def matrix(self) -> Tensor:
         """Return the rotation matrices (..., n, n)."""
@@ -166,8 +124,7 @@ class CovariateAction(nn.Module):
 
     ``frequencies`` are Ω, (⌊n/2⌋, K), or (⌊n/2⌋,) for one covariate: the angle of each plane for a unit of
     each covariate, which :class:`equipool.data.Covariate` scales to a training range of [−1, 1]. n is the
-    dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed. Columns 2p and 2p + 1
-    of the orthonormal ``basis`` (n, n) span plane p; ``None``: vectors are in plane coordinates. Both are
+    dimension of the space; default 2⌊n/2⌋. With one more, the last coordinate is fixed. The frequencies are
     float64; use ``.float()`` on devices without.
 
     Examples
@@ -182,9 +139,9 @@ class CovariateAction(nn.Module):
     """
 
     frequencies: Tensor
-    basis: Tensor | None
+    basis: None = None  # vectors are in plane coordinates
 
-    def __init__(self, frequencies: Any, *, n: int | None = None, basis: Tensor | None = None) -> None:
+    def __init__(self, frequencies: Any, *, n: int | None = None) -> None:
         super().__init__()
         omega = torch.as_tensor(frequencies, dtype=torch.float64)
         omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
@@ -195,30 +152,19 @@ class CovariateAction(nn.Module):
             )
         if not torch.isfinite(omega).all():
             raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
-        if basis is not None and basis.shape != (n, n):
-            raise InputError(f"basis must have shape ({n}, {n}). Got {tuple(basis.shape)}.")
-        gap = 0.0 if basis is None else (basis.mT @ basis - torch.eye(n).to(basis)).abs().max().item()
-        if basis is not None and gap > 1e3 * torch.finfo(basis.dtype).eps:
-            advice = "take the Q of torch.linalg.qr(basis)"
-            raise InputError(f"basis must be orthonormal. Got columns off by {gap:.1e}; {advice}.")
         self.register_buffer("frequencies", omega)
-        self.register_buffer("basis", None if basis is None else basis.double())
 
     @classmethod
-    def all_ones(
-        cls, n: int, n_covariates: int = 1, *, coordinates: Literal["planes", "ambient"] = "planes"
-    ) -> CovariateAction:
-        """Build the paper's action: the all-ones generator of so(n).
+    def all_ones(cls, n: int, n_covariates: int = 1) -> CovariateAction:
+        """Build the paper's action: the all-ones generator of so(n), in the basis of its planes.
 
         One generator cannot distinguish two covariates, so the space is cut into K blocks, each with the
-        all-ones generator of its size. In ``coordinates="ambient"`` the matrices are exactly exp(c·1_m);
-        ``"planes"`` is the same action in the basis that makes it cheap.
+        all-ones generator of its size.
         """
         sizes = [2 * planes for planes in _planes_per_covariate(n, n_covariates)]
-        sizes[-1] += n % 2  # the fixed axis of odd n comes last, where plane coordinates have it
+        sizes[-1] += n % 2  # the fixed axis of odd n comes last
         omega = torch.block_diag(*[all_ones_frequencies(size)[:, None] for size in sizes])
-        basis = torch.block_diag(*map(all_ones_basis, sizes)) if coordinates == "ambient" else None
-        return cls(omega, n=n, basis=basis)
+        return cls(omega, n=n)
 
     @classmethod
     def spread(
@@ -267,7 +213,7 @@ class CovariateAction(nn.Module):
 
     def forward(self, c: Any) -> PlaneRotation:
         """Return ρ(c). Rotations multiply vectors and one another by ``@``; ρ(a) @ ρ(b) is ρ(a + b)."""
-        return PlaneRotation(self.angles(c), n=self.n, basis=self.basis)
+        return PlaneRotation(self.angles(c), n=self.n)
 
     def transport(self, x: Tensor, source: Any, target: Any) -> Tensor:
         """Γ_{c→c'}: move latents x (..., n) from covariates ``source`` to ``target``, ρ(c' − c) x."""
@@ -278,8 +224,7 @@ class CovariateAction(nn.Module):
         planes = self.frequencies.new_zeros(self.n_covariates, self.n, self.n)
         even = torch.arange(0, 2 * len(self.frequencies), 2)
         planes[:, even + 1, even] = self.frequencies.mT
-        planes = planes - planes.mT
-        return planes if self.basis is None else self.basis @ planes @ self.basis.mT
+        return planes - planes.mT
 
 
 def _planes_per_covariate(n: int, n_covariates: int) -> list[int]:

@@ -20,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from equipool.checks.overlap import omega_squared
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.randomness import seed_for
@@ -132,25 +133,11 @@ def r2_with_clean(x: FloatArray, clean: FloatArray) -> float:
     return float(r2_score(clean - clean.mean(axis=0), x - x.mean(axis=0)))
 
 
-def correlation_with_clean(x: FloatArray, clean: FloatArray) -> float:
-    """Return the mean over rows of the correlation of a row with the clean one."""
-    x, clean = (z.astype(np.float64) - z.mean(axis=1, keepdims=True, dtype=np.float64) for z in (x, clean))
-    products = (x * clean).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (clean**2).sum(axis=1))
-    return float(products.mean())
-
-
 # -- ΔEq and M ---------------------------------------------------------------------------------------------
 
 
 def normalise_rows(z: ArrayLike) -> NDArray[np.float64]:
-    """Return z̃ = (z − min z) / (max z − min z), row by row; a row that never varies becomes 0.
-
-    Examples
-    --------
-    >>> normalise_rows([[1.0, 3.0, 2.0], [5.0, 5.0, 5.0]])
-    array([[0. , 1. , 0.5],
-           [0. , 0. , 0. ]])
-    """
+    """Return z̃ = (z − min z) / (max z − min z), row by row; a row that never varies becomes 0."""
     z = np.asarray(z, dtype=np.float64)
     low = z.min(axis=1, keepdims=True)
     spread = z.max(axis=1, keepdims=True) - low
@@ -264,22 +251,14 @@ def _sample(codes: IntArray) -> IntArray:
 # -- the site's share of each feature's variance -----------------------------------------------------------
 
 
-def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = None) -> FloatArray:
+def site_shares(pool: PooledDataset, x: FloatArray, rows: Any = slice(None)) -> FloatArray:
     """Return ω² of the site for each feature, (features,): its share of the variance, covariates adjusted.
 
-    ω² = (SS_between − (S − 1) MS_error) / (SS_total + MS_error) is 0 on average where the site does nothing;
-    below 0 it is given as 0. With ``rows``, in these rows; the trend of the covariates is still that of all.
+    With ``rows``, in these rows; the trend of the covariates is still that of all.
     """
-    rows = np.arange(len(pool)) if rows is None else rows
     residuals = adjusted(pool, x)[rows]
-    residuals = residuals - residuals.mean(axis=0)
-    groups = [residuals[pool.site[rows] == k] for k in np.unique(pool.site[rows])]
-    total = (residuals**2).sum(axis=0)
-    between = sum(len(group) * group.mean(axis=0) ** 2 for group in groups)
-    error = (total - between) / max(len(rows) - len(groups), 1)
-    varies = total > 1e-12 * (x[rows] ** 2).sum(axis=0)
-    share = (between - (len(groups) - 1) * error) / np.where(varies, total + error, 1.0)
-    return np.where(varies, np.clip(share, 0.0, 1.0), 0.0)
+    varies = residuals.var(axis=0) > 1e-12 * (x[rows] ** 2).mean(axis=0)
+    return np.where(varies, omega_squared(residuals, pool.site[rows]), 0.0)
 
 
 def adjusted(pool: PooledDataset, x: FloatArray) -> FloatArray:

@@ -1,8 +1,7 @@
-"""Figures of the benchmark: τ by age, less overlap, harmonizers compared, and harmonized images."""
+"""Figures of the benchmark: τ by age, less overlap, and harmonizers compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,13 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import cross_val_predict
 
-from equipool.benchmark.harmonized_images import VolumeResult
 from equipool.benchmark.runs import file_stem
 from equipool.report.figure_tables import embedding
-from equipool.report.statmap_figures import statmap_figure, write_statmap
-from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, shortened, spread, styled
+from equipool.report.style import COLOURS, LIGHT, SHADES, save_figure, spread, styled
 
 MAPPED = 800  # rows in a t-SNE map
 OVERLAP = "adult-overlap-"
 HARD = "-hard"  # the same cohort with ages that do not overlap
-SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 
 
 def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
@@ -34,13 +30,14 @@ def benchmark_figures(runs: pd.DataFrame, out: Path) -> list[Path]:
         vectors = {m: dict(np.load(path)) for m, path in paths.items() if path.is_file()}
         if vectors and not str(dataset).startswith(OVERLAP):
             figures[f"{stem}-tau"] = tau_figure(vectors, part.groupby("method")["age_rank"].mean())
-    for easy in sorted(name for name in names if name + HARD in names):
-        figures[f"{file_stem(easy)}-support"] = support_figure(
-            runs[runs["dataset"].isin([easy, easy + HARD])]
-        )
-    shifted = runs[runs["dataset"].str.startswith(OVERLAP)]
-    if len(set(shifted["dataset"])) > 1:
-        figures["overlap"] = overlap_figure(shifted)
+    shifted = {  # by figure: datasets that differ in the overlap of ages alone, and their labels
+        f"{file_stem(easy)}-support": {easy: "ages overlap", easy + HARD: "ages apart"}
+        for easy in sorted(name for name in names if name + HARD in names)
+    }
+    shares = sorted((float(n.removeprefix(OVERLAP)) for n in names if n.startswith(OVERLAP)), reverse=True)
+    if len(shares) > 1:
+        shifted["overlap"] = {f"{OVERLAP}{share:g}": f"{share:.0%}" for share in shares}
+    figures |= {name: overlap_figure(runs, labels) for name, labels in shifted.items()}
     return [save_figure(figure, out / f"{name}.png") for name, figure in figures.items()]
 
 
@@ -77,43 +74,23 @@ def tau_figure(vectors: dict[str, dict[str, Any]], ranks: pd.Series[float]) -> F
 
 MEASURES = {
     "classifier_auc": "best site classifier's AUC",
-    "classifier_acc": "best site classifier, %",
     "mmd": "M × 100",
     "acc": "accuracy, %",
     "dropped": "rows without a counterpart",
 }
 
 
-def overlap_figure(runs: pd.DataFrame) -> Figure:
-    """Draw prediction of the site, M, accuracy and dropped rows against the overlap of ages."""
-    overlap = (
-        runs["dataset"].str.removeprefix(OVERLAP).astype(float).sort_values(ascending=False, kind="stable")
-    )
-    shown = ("classifier_auc", "mmd", "acc", "dropped")
-    return _measures(runs, overlap.map("{:.0%}".format), shown, "overlap of the sites' ages")
-
-
-def support_figure(runs: pd.DataFrame) -> Figure:
-    """Draw M, the best classifier's accuracy and dropped rows where ages overlap and where they do not."""
-    apart = runs["dataset"].str.endswith(HARD).sort_values(kind="stable")
-    ages = apart.map({False: "ages overlap", True: "ages apart"})
-    return _measures(runs, ages, ("mmd", "classifier_acc", "dropped"), "")
-
-
 @styled
-def _measures(runs: pd.DataFrame, x: pd.Series[str], shown: Sequence[str], label: str) -> Figure:
-    """Draw means of measures and their range over seeds, a line a method, and the level of chance."""
-    figure = Figure(figsize=(3.6 * len(shown), 3.4), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(shown)), shown, strict=True):
-        methods = runs.loc[x.index].groupby("method", sort=False)
-        for colour, (method, part) in zip(COLOURS, methods, strict=False):
-            by = part.groupby(x[part.index], sort=False)[column]
-            axes.plot(by.mean(), "o-", color=colour, label=method, ms=4)
-            axes.fill_between(by.min().index, by.min(), by.max(), color=colour, alpha=0.2, linewidth=0)
-        axes.set(title=MEASURES[column], xlabel=label)
-        if column.startswith("classifier"):
-            chance = 0.5 if column == "classifier_auc" else runs["adv_chance"].mean()
-            axes.axhline(chance, color=LIGHT["ink"], linestyle=":", linewidth=1)
+def overlap_figure(runs: pd.DataFrame, labels: dict[str, str]) -> Figure:
+    """Draw means of measures over seeds, and their range, on datasets by their labels, a line a method."""
+    figure = Figure(figsize=(3.6 * len(MEASURES), 3.4), layout="constrained")
+    for axes, (column, title) in zip(figure.subplots(1, len(MEASURES)), MEASURES.items(), strict=True):
+        for colour, (method, part) in zip(COLOURS, runs.groupby("method", sort=False), strict=False):
+            by = part.groupby("dataset")[column].agg(["mean", "min", "max"]).reindex([*labels]).rename(labels)
+            axes.plot(by["mean"], "o-", color=colour, label=method, ms=4)
+            axes.fill_between(by.index, by["min"], by["max"], color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=title, xlabel="overlap of the sites' ages")
+    figure.axes[0].axhline(0.5, color=LIGHT["ink"], linestyle=":", linewidth=1)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
     return figure
 
@@ -158,54 +135,4 @@ def frontier_figure(folds: pd.DataFrame) -> Figure:
         axes[0, column].set_title(table)
         axes[1, column].set_xlabel("prediction of the site (balanced accuracy)")
     figure.legend(list(handles.values()), list(handles), loc="outside right center")
-    return figure
-
-
-# -- images ------------------------------------------------------------------------------------------------
-
-
-def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
-    """Draw a cohort before and after harmonization; write t-maps as NIfTI files. Return the figures."""
-    stem, volumes, truth = file_stem(result.name), result.volumes, result.truth
-    largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
-    mean = sum(rows.sum(axis=0, dtype=np.float64) for rows in result.harmonized.blocks()) / len(volumes)
-    for name, statistics in result.maps.items():
-        label = name.replace(" ", "_").replace(",", "")
-        write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
-    shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
-    brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
-    sides: dict[str, Any] = (
-        {} if truth is None else {"truth": truth.direction, "unaffected": truth.unaffected}
-    )
-    figures = {"harmonized": harmonized_figure(result), "tmaps": statmap_figure(shown, *brain, **sides)}
-    return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
-
-
-@styled
-def harmonized_figure(result: VolumeResult) -> Figure:
-    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known.
-
-    Each is an axial slice at the ventricles and a coronal one at the hippocampus.
-    """
-    pool, volumes = result.pool, result.volumes
-    clean = [] if result.truth is None else [result.truth.clean]
-    names = ["raw", "harmonized", "raw − harmonized", *["clean"] * len(clean)]
-    size = len(pool.sites), 2 * len(names)
-    figure = Figure(figsize=(2.15 * size[1], 2.6 * size[0]), layout="constrained")
-    for k, line in enumerate(figure.subplots(*size, squeeze=False)):
-        here = np.flatnonzero(pool.site == k)
-        one = here[np.argsort(pool.C[here, 0])[len(here) // 2]]
-        images = [some.read([one])[0] for some in (volumes, result.harmonized, *clean)]
-        raw, harmonized, *others = (image / np.median(image) for image in images)
-        stages = zip(names, (raw, harmonized, raw - harmonized, *others), strict=True)
-        for pair, (name, values) in zip(line.reshape(-1, 2), stages, strict=True):
-            limits = {"cmap": "gray", "vmin": 0.0, "vmax": 1.6}
-            if "−" in name:
-                limits = {"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3}
-            box = volumes.unmask(values)
-            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
-            for axes, part in zip(pair, slices, strict=True):
-                axes.imshow(part.T, origin="lower", **limits)
-                axes.set_axis_off()
-            pair[0].set_title(shortened(f"{pool.sites[k]}: {name}"), fontsize=8, loc="left")
     return figure

@@ -23,13 +23,7 @@ COMPONENTS = 20  # principal components that an embedding starts from
 
 
 def column(name: str) -> str:
-    """Return a variable's name as that of a column beside ours.
-
-    Examples
-    --------
-    >>> column("age"), column("site")
-    ('age', 'site (covariate)')
-    """
+    """Return a variable's name as that of a column beside ours: "site" becomes "site (covariate)"."""
     return f"{name} (covariate)" if name in RESERVED else name
 
 

@@ -136,13 +136,6 @@ def quality_table(quality: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
 
     A number is outlying when it is more than four robust standard deviations (1.4826 times the median
     absolute deviation) from the median of all heads, or beyond a limit that no good head crosses.
-
-    Examples
-    --------
-    >>> usual = {"correlation": 0.8, "dice": 0.95, "scale": 1.0, "stretch": 1.05, "volume_ml": 1500.0}
-    >>> heads = {f"sub-{k}": usual for k in range(6)} | {"sub-x": usual | {"dice": 0.7}}
-    >>> quality_table(heads)["flags"].iloc[0]
-    'Dice 0.700 (low)'
     """
     rows = {name: dict(numbers) for name, numbers in quality.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=[*MEASURES]).astype(float)

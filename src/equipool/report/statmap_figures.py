@@ -68,14 +68,9 @@ class Brain:
         """Return one value for each voxel of the mask as a turned volume; NaN outside of the mask."""
         return self._turned(in_volume(values, self.mask, fill=np.nan))
 
-    def heights(self, slices: int | Sequence[float], shown: BoolArray) -> list[int]:
-        """Return which slices to draw: those asked for in mm, or so many over the voxels that are shown."""
+    def heights(self, slices: int, shown: BoolArray) -> list[int]:
+        """Return which slices to draw: so many, over the voxels that are shown."""
         count = self.grey.shape[2]
-        if not isinstance(slices, int):
-            indices = np.round((np.asarray(slices) - self.first[2]) / self.step[2]).astype(int)
-            if not len(indices) or indices.min() < 0 or indices.max() >= count:
-                raise InputError(f"slices must be heights in mm inside the brain. Got {list(slices)}.")
-            return list(indices)
         where = np.nonzero(self.volume(shown) == 1)[2]
         low, high = np.percentile(where, [5, 95]) if len(where) else (1, count - 2)
         # What is small is shown with its surroundings.
@@ -126,7 +121,7 @@ def statmap_figure(
     unaffected: ArrayLike | None = None,
     alpha: float = 0.001,
     correction: Correction = "bonferroni",
-    slices: int | Sequence[float] = 8,
+    slices: int = 8,
 ) -> Figure:
     """Draw the significant voxels of each map in axial slices, one row a map, by the name to show.
 
@@ -143,7 +138,7 @@ def statmap_figure(
     alpha, correction
         As for :meth:`~equipool.judge.statmaps.StatMap.significant`.
     slices
-        Heights in mm, or how many to spread over what is affected or significant.
+        How many to spread over what is affected or significant.
     """
     if not maps:
         raise InputError("There is no map to draw; give at least one.")
@@ -213,12 +208,8 @@ def write_statmap(
     }
     files = []
     for what, (values, *intent) in images.items():
-        volume = in_volume(values, mask)
-        grid = nib.Nifti1Image(volume.astype(np.float32), np.asarray(affine, dtype=np.float64))
-        grid.header.set_intent(*intent)
-        grid.header.set_xyzt_units("mm")
-        grid.set_sform(grid.affine, code=4 if mni else 2)
-        files.append(write_volume(Path(folder) / f"{name}_stat-{what}_statmap.nii.gz", volume, grid))
+        file = Path(folder) / f"{name}_stat-{what}_statmap.nii.gz"
+        files.append(write_volume(file, in_volume(values, mask), affine, mni=mni, intent=intent))
     for what, table in tables.items():
         file = Path(folder) / f"{name}_{what}.tsv"
         files.append(write_table(file, table, float_format="%.6g"))

@@ -90,7 +90,13 @@ class Survey:
     terms: FloatArray  # (6, voxels), means of the intensity terms
     ends: FloatArray  # (2,), mean quantiles of intensities
     people: PeoplePatterns
-    variance: FloatArray  # (voxels,), of residuals
+    squares: FloatArray  # (sites, voxels), of residuals, summed over the scans of each site
+    freedom: float  # scans over degrees of freedom of the regression that left these residuals
+
+    @property
+    def variance(self) -> FloatArray:
+        """The variance of residuals, (voxels,)."""
+        return self.freedom * self.squares.sum(axis=0) / self.n
 
 
 def _largest(gram: FloatArray, most: int) -> tuple[FloatArray, FloatArray]:

@@ -188,13 +188,7 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
         slopes = inverse[0] @ across if len(inverse) == 1 else np.einsum("pqr,rp->qp", inverse, across)
         level = sites.z - factor * np.einsum("sqp,qp->sp", sites.b, slopes)
         squares = sites.squares(level, slopes, factor)
-        scale_weight = _scale_weight(squares, n)
-        # Each site's scale relative to the pool, shrunk towards 1, with a geometric mean of 1.
-        pooled = squares.sum(axis=0) / total
-        shrunk = (squares + scale_weight * pooled) / (n + scale_weight)
-        varies = pooled > TINY
-        scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
-        scale /= np.exp((n * np.log(scale)).sum(axis=0) / total)
+        scale, scale_weight = shrunken_scales(squares, n)
         factor = scale if scales_trend else factor
     pool_level = level / factor
     centre = (n * pool_level).sum(axis=0) / total
@@ -209,6 +203,19 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
     shift *= between / np.maximum(between + error**2, TINY)
     effect = ShiftScale(scales_trend, shift, error, scale, between, scale_weight, variance)
     return Regression(slopes, level, centre, n, effect)
+
+
+def shrunken_scales(squares: FloatArray, n: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each site's scale relative to the pool, (sites, p), and the weight k of its shrinkage, (p,).
+
+    From sums of squared residuals (sites, p). Shrunk towards 1, with a geometric mean of 1.
+    """
+    scale_weight, total = _scale_weight(squares, n), np.maximum(n.sum(axis=0), 1.0)
+    pooled = squares.sum(axis=0) / total
+    shrunk = (squares + scale_weight * pooled) / (n + scale_weight)
+    varies = pooled > TINY
+    scale = np.where(varies, np.sqrt(shrunk / np.where(varies, pooled, 1.0)), 1.0)
+    return scale / np.exp((n * np.log(scale)).sum(axis=0) / total), scale_weight
 
 
 def _scale_weight(squares: FloatArray, n: FloatArray) -> FloatArray:

@@ -17,7 +17,7 @@ from equipool.sites.design import FEW, MAX_FEATURES, TINY, Design
 from equipool.sites.effect import Composition, FloatArray, IntArray, array, choose
 from equipool.sites.intensity import RANGE, Intensity
 from equipool.sites.scans import Box, ScanContext, gains, normalised
-from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale
+from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale, shrunken_scales
 from equipool.sites.table_model import with_target_if_likely
 
 DARK = 0.05  # of the brain's bright end: harmonized scans approach 0 below it, and stay positive
@@ -50,7 +50,7 @@ class SiteDiscriminant:
 class VolumeModel:
     r"""A scanner's image of a participant, at gain 1.
 
-    .. math:: z = T_s(m(c) + e), \qquad T_s = \text{intensity} \circ \text{shift}
+    .. math:: z = T_s(m(c) + e), \qquad T_s = \text{intensity} \circ \text{shift and scale}
     """
 
     unit: float = field(metadata={"above": 0.0})  # the typical gain, in which volumes are given back
@@ -174,14 +174,14 @@ class VolumeRegression:
         """Look at intensities and residuals, in one pass."""
         scans, (n, used) = self.scans, self.columns.shape
         voxels = len(scans.template)
-        terms, ends, squares = np.zeros((6, voxels)), np.zeros(2), np.zeros(voxels)
+        terms, ends, squares = np.zeros((6, voxels)), np.zeros(2), np.zeros((len(self.n), voxels))
 
         def residuals() -> Iterator[tuple[slice, FloatArray]]:
             for part, rows in self.parts():
                 np.add(terms, patterns.intensity_terms(rows, scans.box.smooth(rows)), out=terms)
                 np.add(ends, np.quantile(rows, RANGE, axis=1).sum(axis=1), out=ends)
                 rest = rows - self.columns[part] @ self.solution
-                np.add(squares, (rest**2).sum(axis=0), out=squares)
+                np.add(squares, self.dummies[part].T @ rest**2, out=squares)
                 yield part, rest
 
         rows = reading.rows_of_some(residuals(), n, voxels)
@@ -191,7 +191,8 @@ class VolumeRegression:
             terms=distributed.summed(terms) / n,
             ends=distributed.summed(ends) / n,
             people=patterns.PeoplePatterns.of(rows, scale),
-            variance=scale * distributed.summed(squares) / n,
+            squares=distributed.summed(squares),
+            freedom=scale,
         )
 
     def fit_intensity(self, survey: patterns.Survey) -> Intensity:
@@ -274,13 +275,15 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
         survey = fit.survey()
     shift, level, slopes = fit.apart(survey)
     between, count = (shift**2).mean(axis=0), design.n_sites
+    scale, scale_weight = shrunken_scales(survey.squares, fit.n[:, None])
     affine = replace(
         ShiftScale.identity(*nothing),
         shift=shift,
         error=np.sqrt(np.outer(fit.shift_variance, survey.variance)),
         # Few sites say little about one voxel; all voxels together say more.
         between=(count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES),
-        scale_weight=np.full(volumes.shape[1], 1 / TINY),  # so that a new site gets no scale either
+        scale=scale,
+        scale_weight=scale_weight,
         variance=survey.variance,
     )
     return VolumeModel(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from equipool.benchmark.datasets import is_brains, require_dataset
-from equipool.benchmark.harmonized_images import run_volumes
 from equipool.benchmark.harmonizers import HARMONIZERS, read_pool, run_harmonizers
 from equipool.benchmark.methods import ABLATION, METHODS, quick_settings, read_settings
 from equipool.benchmark.table1 import expected_runs, run_benchmark
@@ -17,7 +16,7 @@ from equipool.cli.source import read_rows, roles
 from equipool.data.tables import table_kind
 from equipool.exceptions import InputError
 from equipool.progress import duration
-from equipool.report.benchmark_figures import benchmark_figures, frontier_figure, volume_figures
+from equipool.report.benchmark_figures import benchmark_figures, frontier_figure
 from equipool.report.style import save_figure
 
 
@@ -42,11 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     runs = run_benchmark(arguments.datasets, out, methods=methods, seeds=seeds, **how)
     figures = benchmark_figures(runs, out)
-    for name in filter(is_brains, arguments.datasets):
-        if not name.endswith("-hard"):  # where harmonized volumes and t-maps are judged too
-            result = run_volumes(name, out, splits=seeds, **how)
-            print(result.text)
-            figures += volume_figures(result, out)
     print((out / "table.md").read_text(encoding="utf-8"))
     announce(arguments, {"runs": out / "runs.csv", "figures": ", ".join(map(str, figures))})
     return 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-import pandas as pd
-
 from equipool.benchmark.datasets import list_datasets, load_dataset, require_dataset
 from equipool.cli.outputs import announce
 from equipool.exceptions import InputError
@@ -27,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         announce(arguments, rows)
         return 0
-    table = pd.DataFrame(list_datasets(), columns=["name", "people", "sites", "source", "cached"])
+    table = list_datasets()
     if arguments.json:
         print(json.dumps({"datasets": table.to_dict("records")}))
     else:

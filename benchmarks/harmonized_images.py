@@ -1,8 +1,17 @@
-"""Harmonized volumes of held-out participants, and t-maps of the disease, against raw scans and ComBat."""
+"""Harmonized volumes of held-out participants, and t-maps of the disease, against raw scans and ComBat.
+
+    python benchmarks/harmonized_images.py adni-sim --out DIR [--splits 5] [--jobs 2] [--fresh]
+
+The cohort is adni-sim, adcp-sim, adni:FOLDER or adcp:FOLDER. DIR gets the scores of each split and of the
+t-maps as tables, the t-maps as NIfTI files, and two figures. Each split is kept, so a killed run goes on.
+With --settings FILE, as for `equipool benchmark`, the networks of the baselines' maps are trained by these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -11,11 +20,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from equipool.benchmark.datasets import scanned_by_all, simulated_folder, split_cohort, whole_cohort
+from equipool.benchmark.datasets import simulated_cohort, simulated_folder, split_cohort, whole_cohort
 from equipool.benchmark.harmonizers import best_accuracy
-from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of
+from equipool.benchmark.methods import METHODS, Settings, make_method, read_settings, settings_of
 from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, run_all
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
@@ -26,9 +36,10 @@ from equipool.files import write_whole
 from equipool.judge.blocks import block_means
 from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers, shuffled_sites
 from equipool.judge.heldout import Fold
-from equipool.judge.scores import correlation_with_clean
 from equipool.judge.statmaps import StatMap, detection, stat_map
 from equipool.progress import say
+from equipool.report.statmap_figures import statmap_figure, write_statmap
+from equipool.report.style import save_figure, shortened, styled
 from equipool.sites.scans import gains, mean_volume
 
 FloatArray = NDArray[np.float64]
@@ -36,6 +47,7 @@ IntArray = NDArray[np.intp]
 Harmonizer = Callable[[Volumes, IntArray, IntArray], Volumes]
 HARMONIZED = ("raw", "gain", "combat", "combat-gain", "ours")
 FALSE_RATES = (0.01, 0.001)
+SHOWN_MAPS = ("naive pool", "combat-gain", "ours")
 SHUFFLES = 3  # of the scanners in each split, for the chance level of the best of three classifiers
 
 
@@ -142,6 +154,13 @@ def judge_split(name: str, seed: int) -> list[dict[str, Any]]:
     return [{**row, **mean} for row in rows]
 
 
+def correlation_with_clean(x: FloatArray, clean: FloatArray) -> float:
+    """Return the mean over rows of the correlation of a row with the clean one."""
+    x, clean = (z.astype(np.float64) - z.mean(axis=1, keepdims=True, dtype=np.float64) for z in (x, clean))
+    products = (x * clean).sum(axis=1) / np.sqrt((x**2).sum(axis=1) * (clean**2).sum(axis=1))
+    return float(products.mean())
+
+
 def harmonizer(method: str, pool: PooledDataset, volumes: Volumes, train: IntArray) -> Harmonizer:
     """Return a method, fitted on training rows, as a function of volumes, their rows in the pool, and sites.
 
@@ -224,3 +243,86 @@ def _detected(maps: dict[str, StatMap], truth: Truth | None) -> pd.DataFrame:
             row |= {f"found_at_{rate:g}": detect(false_rate=rate).found for rate in FALSE_RATES}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def scanned_by_all(
+    name: str, ids: Sequence[str], sites: Sequence[str], mask: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return scans of simulated participants by every scanner, (sites, participants, voxels)."""
+    brains = simulated_cohort(name)
+    scanners = {scanner.name: scanner for scanner in brains.cohort.scanners}
+    scans = []
+    for participant in pd.Index(brains.people["participant_id"]).get_indexer(list(ids)):
+        tissues = brains.tissues(participant)
+        scans.append([brains.image(tissues, scanners[site], participant)[mask] for site in sites])
+    return np.stack(scans, axis=1)
+
+
+def volume_figures(result: VolumeResult, out: Path) -> list[Path]:
+    """Draw a cohort before and after harmonization; write t-maps as NIfTI files. Return the figures."""
+    stem, volumes, truth = file_stem(result.name), result.volumes, result.truth
+    largest = max((m for m in result.maps if m.endswith(" alone")), key=lambda m: result.maps[m].n)
+    mean = sum(rows.sum(axis=0, dtype=np.float64) for rows in result.harmonized.blocks()) / len(volumes)
+    for name, statistics in result.maps.items():
+        label = name.replace(" ", "_").replace(",", "")
+        write_statmap(out / f"{stem}-tmaps", label, statistics, volumes.mask, volumes.affine, mni=True)
+    shown = {name: result.maps[name] for name in (largest, *SHOWN_MAPS)}
+    brain = volumes.mask, volumes.affine, volumes.unmask(np.asarray(mean))
+    sides: dict[str, Any] = (
+        {} if truth is None else {"truth": truth.direction, "unaffected": truth.unaffected}
+    )
+    figures = {"harmonized": harmonized_figure(result), "tmaps": statmap_figure(shown, *brain, **sides)}
+    return [save_figure(figure, out / f"{stem}-{name}.png") for name, figure in figures.items()]
+
+
+@styled
+def harmonized_figure(result: VolumeResult) -> Figure:
+    """Draw one participant of each scanner: raw, harmonized, their difference, and clean if known.
+
+    Each is an axial slice at the ventricles and a coronal one at the hippocampus.
+    """
+    pool, volumes = result.pool, result.volumes
+    clean = [] if result.truth is None else [result.truth.clean]
+    names = ["raw", "harmonized", "raw − harmonized", *["clean"] * len(clean)]
+    size = len(pool.sites), 2 * len(names)
+    figure = Figure(figsize=(2.15 * size[1], 2.6 * size[0]), layout="constrained")
+    for k, line in enumerate(figure.subplots(*size, squeeze=False)):
+        here = np.flatnonzero(pool.site == k)
+        one = here[np.argsort(pool.C[here, 0])[len(here) // 2]]
+        images = [some.read([one])[0] for some in (volumes, result.harmonized, *clean)]
+        raw, harmonized, *others = (image / np.median(image) for image in images)
+        stages = zip(names, (raw, harmonized, raw - harmonized, *others), strict=True)
+        for pair, (name, values) in zip(line.reshape(-1, 2), stages, strict=True):
+            limits = {"cmap": "gray", "vmin": 0.0, "vmax": 1.6}
+            if "−" in name:
+                limits = {"cmap": "RdBu_r", "vmin": -0.3, "vmax": 0.3}
+            box = volumes.unmask(values)
+            slices = box[:, :, box.shape[2] // 2], box[:, int(0.48 * box.shape[1]), :]
+            for axes, part in zip(pair, slices, strict=True):
+                axes.imshow(part.T, origin="lower", **limits)
+                axes.set_axis_off()
+            pair[0].set_title(shortened(f"{pool.sites[k]}: {name}"), fontsize=8, loc="left")
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cohort")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--settings", type=Path)
+    call = parser.parse_args(argv)
+    settings = read_settings(call.settings) if call.settings else None
+    how = {"jobs": call.jobs, "fresh": call.fresh}
+    result = run_volumes(call.cohort, call.out, splits=call.splits, settings=settings, **how)
+    print(result.text)
+    figures = volume_figures(result, call.out)
+    print(json.dumps({"cohort": call.cohort, "splits": call.splits, "figures": list(map(str, figures))}))
+
+
+if __name__ == "__main__":
+    main()
