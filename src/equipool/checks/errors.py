@@ -123,7 +123,8 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
     kind, remedy = warning, "they stay empty" if policy == "keep" else "they will be imputed"
     if policy == "error":
         kind = error
-        remedy = 'fill them in, drop them, or let them stay empty (missing="keep") or be imputed (missing="impute", --missing impute)'
+        remedy = "fill them in, drop them, or let them stay empty "
+        remedy += '(missing="keep") or be imputed (missing="impute", --missing impute)'
     count = f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN)"
     where = f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}"
     yield kind("missing-values", f"{count} in {where}; {remedy}.", *columns, rows=rows)
