@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,3 +101,24 @@ def mmd(z, site, unbiased: bool) -> float:
             a, b = groups[s], groups[t]
             gaps.append(mean_kernel(a, a, True) + mean_kernel(b, b, True) - 2 * mean_kernel(a, b, False))
     return sum(gaps) / len(gaps)
+
+
+def added_to_features(x, z, v, site):
+    """What v adds to z beyond a cubic in x, feature by feature, every column within sites; NaN left out."""
+    result = np.zeros((x.shape[1], v.shape[1]))
+    for j in range(x.shape[1]):
+        rows = [i for i in range(len(x)) if not np.isnan(x[i, j])]
+
+        def within(values, scaled, rows=rows):
+            out = np.zeros(len(rows))
+            for a, i in enumerate(rows):
+                same = [values[b] for b, k in enumerate(rows) if site[k] == site[i]]
+                out[a] = (values[a] - np.mean(same)) / (np.std(same) if scaled else 1.0)
+            return out
+
+        one = np.clip(within([x[i, j] for i in rows], True), -4, 4)
+        columns = [within(one**k, False) for k in (1, 2, 3)]
+        columns += [within([v[i, k] for i in rows], True) for k in range(v.shape[1])]
+        outcome = within([z[i, j] for i in rows], True)
+        result[j] = np.linalg.lstsq(np.stack(columns, axis=1), outcome, rcond=None)[0][3:]
+    return result

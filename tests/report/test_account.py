@@ -242,7 +242,7 @@ def judged_of(
     ]
     readings = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     table = {name: [row[k] for row in signals] for k, name in enumerate(SIGNALS)}
-    return {"site_scores": readings, "signals": table, "folds": 5}
+    return {"site_scores": readings, "signals": table, "folds": 5, "participants": 300}
 
 
 def test_the_worse_reading_decides():
@@ -303,7 +303,14 @@ def test_a_site_that_is_easier_to_read_is_bad_news(before):
         ("AUC", 0.50, 0.49, 0.01, "fair", "could hardly be predicted before"),
         ("R²", -0.20, -0.20, 0.01, "fair", "could hardly be predicted before"),
         ("R²", -0.90, -0.20, 0.01, "fair", "could hardly be predicted before"),
-        ("AUC", 0.50, 0.80, 0.01, "good", "predicted better"),
+        (
+            "AUC",
+            0.50,
+            0.80,
+            0.01,
+            "fair",
+            "predicted better than before, which harmonization does not explain",
+        ),
     ],
 )
 def test_a_signal_is_kept_only_if_there_was_one_and_it_is_there_still(
@@ -313,6 +320,39 @@ def test_a_signal_is_kept_only_if_there_was_one_and_it_is_there_still(
     said = verdict(judged_of(signals=[row]))[1]
     assert said["level"] == level
     assert words in said["text"]
+
+
+def test_better_than_before_is_good_where_equal_means_and_spreads_explain_it():
+    """It was a tick whatever the reason, so that a harmonizer that was told the age was praised for it."""
+    row = ("age", "R²", "within sites", 0.50, 0.1, 0.60, 0.1, 0.10, 0.01)
+    judged = judged_of(signals=[row])
+    found = {"what": "age", "before": 0.60, "after": 0.60, "gain": 0.0, "error": 0.01}
+    explained, written = ({**judged, "written": [found | {"gain": gain}]} for gain in (0.0, 0.2))
+    assert [one["level"] for one in verdict(explained)[1:]] == ["good"]
+    assert [one["level"] for one in verdict(written)[1:]] == ["fair", "bad"]
+
+
+def test_cells_that_were_filled_in_are_counted_and_not_judged(pool, preflight, quick):
+    before = pool.features.copy()
+    before[::3, 1] = np.nan
+    after = np.where(np.isnan(before), 1e6, before)
+    account = account_of(pool, after, None, preflight, before=before, allowed_for_target=True)
+    assert account.shares["filled-in cells"][1] == len(before[::3])
+    assert sum(account.shares["filled-in cells"]) == len(before[::3])
+    assert account.shares["before"] == account.shares["after"]
+    assert any("filled in, not measured" in one["text"] for one in account.verdict)
+    page = report_page(account)
+    assert f"{len(before[::3])} filled-in cells" in page
+    assert "dx was allowed for when site effects were estimated" in page
+
+
+def test_empty_cells_are_counted_and_not_judged(pool, preflight, quick):
+    before = pool.features.copy()
+    before[::3, 1] = np.nan
+    account = account_of(pool, before, None, preflight, before=before)
+    assert account.shares["empty cells"][1] == len(before[::3])
+    assert "filled-in cells" not in account.shares
+    json.loads(account.to_json())
 
 
 def test_a_share_of_variance_is_none_where_the_site_does_nothing():

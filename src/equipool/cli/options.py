@@ -202,7 +202,7 @@ COMMANDS = {
         "table --after --out --seed columns --json",
         "Make the report of a folder of `equipool harmonize` again, without fitting anything; or judge a "
         "table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
-        constants={"images": None, "preset": None, "missing": "error", "keep_target": False},
+        constants={"images": None, "preset": None, "missing": "keep", "keep_target": False},
     ),
     "benchmark": Command(
         "compare methods on held-out participants, the paper's or your tables",

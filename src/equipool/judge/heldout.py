@@ -2,7 +2,8 @@
 
 Rows of one participant are never split between training and test. The site is predicted from four things:
 features ``before`` and ``after`` harmonization (with the covariates), ``covariates`` alone (no harmonizer
-that keeps them can go below), and harmonized features with ``shuffled`` sites (chance).
+that keeps them can go below), and harmonized features with ``shuffled`` sites (chance). Cells that were not
+measured become the mean of the training rows; where they are is given to every classifier of the site.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from equipool.data import PooledDataset
 from equipool.data.splits import deal
-from equipool.judge import scores
+from equipool.judge import scores, written
 from equipool.judge.classifiers import CLASSIFIERS, REPORTED, SiteScore, classify_site, shuffled_sites
 from equipool.judge.scores import Columns, FloatArray, IntArray
 from equipool.progress import Progress
@@ -32,6 +33,10 @@ MANY_PARTICIPANTS = 400  # from here on, three folds are enough
 MOST_FEATURES = 400  # for classifiers; of more, a random choice
 MOST_PARTS = 5  # into which test rows are dealt to fit classifiers among them
 AMONG_TEST = ("logistic", "tree")
+SHUFFLES = 3  # after which a harmonizer is fitted again
+
+# Harmonizes all rows again, fitted on all of them, with other covariates (rows, K) and another target.
+Again = Callable[[FloatArray, NDArray[Any] | None], FloatArray]
 
 
 # -- folds -------------------------------------------------------------------------------------------------
@@ -176,21 +181,26 @@ def held_out(
     harmonize: Callable[[IntArray], FloatArray],
     *,
     subject: NDArray[Any] | None = None,
+    final: FloatArray | None = None,
+    filled: NDArray[np.bool_] | None = None,
+    again: Again | None = None,
     folds: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any] | None:
     """Predict the site, covariates and target before and after harmonization; ``None`` without folds.
 
-    ``before`` are the features as measured, (rows, features): the pool's, or regional means of images.
-    ``harmonize`` takes the numbers of training rows and returns the features of all rows, harmonized by what
-    was fitted on these alone. ``subject`` is the participant of each row.
+    ``before`` are the features as measured, (rows, features), with NaN where they were not: the pool's, or
+    regional means of images. ``harmonize`` takes the numbers of training rows and returns the features of all
+    rows, harmonized by what was fitted on these alone. ``subject`` is the participant of each row. ``final``
+    are the features that are published, ``filled`` says which cells were imputed, and ``again`` harmonizes
+    once more with shuffled covariates and target: see :mod:`equipool.judge.written`.
 
     Tables are columns by name: ``site_scores`` has stage, classifier, fitted_on (``"training participants"``,
     those of the harmonizer, or ``"held-out participants"``, others of the same fold), mean and sd over folds
     of the balanced accuracy; ``signals`` what, measure, where (``"all"``, ``"within sites"``, ``"left-out
     sites"``), before, after and change, each with its sd over folds; ``shares`` the site's share of each
-    feature's variance. Beside them are the titles of ``classifiers`` and the numbers of ``folds``,
-    ``participants`` and ``sites``.
+    feature's variance; with ``final``, ``written`` and ``features`` are from :func:`_written`. Beside them
+    are the titles of ``classifiers`` and the numbers of ``folds``, ``participants`` and ``sites``.
     """
     from threadpoolctl import threadpool_limits
 
@@ -199,21 +209,29 @@ def held_out(
         return None
     some = np.random.default_rng(seed_for(seed, "features")).permutation(before.shape[1])[:MOST_FEATURES]
     columns = np.sort(some)
+    empty = np.isnan(before) if filled is None else np.isnan(before) | filled
+    empty = empty if final is None else empty | np.isnan(final)
+    holes = np.unique(empty[:, columns].astype(np.float64), axis=1)
+    beside = np.hstack([pool.C, holes[:, np.ptp(holes, axis=0) > 0]])
     site: list[dict[str, Any]] = []
     signals: list[dict[str, Any]] = []
     shares = []
     progress = Progress("Folds judged", len(made))
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
-            after = harmonize(fold.train)
-            features = {"before": before[:, columns], "after": after[:, columns]}
-            site += _site_rows(fold, features, seed)
+            stages = {"before": before, "after": harmonize(fold.train)}
+            stages = {stage: without_holes(x, empty, fold.train) for stage, x in stages.items()}
+            features = {stage: x[:, columns] for stage, x in stages.items()}
+            site += _site_rows(fold, features, beside, seed)
             signals += _signal_rows(fold, features)
-            shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in (before, after)]))
+            shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in stages.values()]))
             progress(done)
+        more = {}
+        if final is not None:
+            more = _written(made, before, final, empty, filled, again, columns, seed)
     tested = np.concatenate([fold.test for fold in made])
     numbers = {name: f"{name}_sd" for name in ("before", "after", "change")}
-    return {
+    return more | {
         "site_scores": _over_folds(site, ["stage", "classifier", "fitted_on"], {"mean": "sd"}),
         "signals": _over_folds(signals, ["what", "measure", "where"], numbers),
         "shares": dict(zip(("before", "after"), np.mean(shares, axis=0).round(5).tolist(), strict=True)),
@@ -224,12 +242,29 @@ def held_out(
     }
 
 
-def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterator[dict[str, Any]]:
-    """Predict the site from each stage, by classifiers fitted on training rows and among test rows."""
+def without_holes(
+    x: FloatArray, empty: NDArray[np.bool_] | None = None, rows: IntArray | None = None
+) -> FloatArray:
+    """Return features with empty cells at the mean of the others in some rows, which says nothing."""
+    empty = np.isnan(x) if empty is None else empty | np.isnan(x)
+    if not empty.any():
+        return x
+    part, gone = (x, empty) if rows is None else (x[rows], empty[rows])
+    mean = np.where(gone, 0.0, part).sum(axis=0) / np.maximum((~gone).sum(axis=0), 1)
+    return np.where(empty, mean, x)
+
+
+def _site_rows(
+    fold: Fold, features: dict[str, FloatArray], beside: FloatArray, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Predict the site from each stage, by classifiers fitted on training rows and among test rows.
+
+    ``beside`` the features are the covariates and the pattern of empty cells, (rows, columns).
+    """
     rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
     shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
-    stages = {stage: np.hstack([x, fold.pool.C]) for stage, x in features.items()}
-    stages |= {"covariates": fold.pool.C, "shuffled": stages["after"]}
+    stages = {stage: np.hstack([x, beside]) for stage, x in features.items()}
+    stages |= {"covariates": beside, "shuffled": stages["after"]}
     for stage, x in stages.items():
         if not x.shape[1]:
             continue
@@ -245,19 +280,88 @@ def _site_rows(fold: Fold, features: dict[str, FloatArray], seed: int) -> Iterat
 def _signal_rows(fold: Fold, features: dict[str, FloatArray]) -> Iterator[dict[str, Any]]:
     """Predict each covariate and the target, where they vary, from features alone."""
     pool = fold.pool
-    variables = [*zip(pool.covariate_names, pool.C.T, strict=True)]
-    if pool.y is not None:
-        variables.append((pool.target_name, pool.y.astype(str) if pool.task == "class" else pool.y))
-    for name, values in variables:
-        distinct = len(np.unique(values))
-        if distinct < 2:
-            continue
-        is_class = values.dtype.kind == "U" or (distinct == 2 and name in pool.covariate_names)
+    for name, values in _variables(pool):
+        is_class = values.dtype.kind == "U" or (len(np.unique(values)) == 2 and name in pool.covariate_names)
         score = fold.class_scores if is_class else fold.number_scores
         before, after = (score(x, values) for x in features.values())
         for where, value in before.items():
             row = {"what": name, "measure": "AUC" if is_class else "R²", "where": where}
             yield row | {"before": value, "after": after[where], "change": after[where] - value}
+
+
+def _variables(pool: PooledDataset) -> list[tuple[str, NDArray[Any]]]:
+    """Return each covariate and the target, where they vary, by name."""
+    variables = [*zip(pool.covariate_names, pool.C.T, strict=True)]
+    if pool.y is not None:
+        variables.append((pool.target_name, pool.y.astype(str) if pool.task == "class" else pool.y))
+    return [(name, values) for name, values in variables if len(np.unique(values)) > 1]
+
+
+def _written(
+    folds: list[Fold],
+    before: FloatArray,
+    final: FloatArray,
+    empty: NDArray[np.bool_],
+    filled: NDArray[np.bool_] | None,
+    again: Again | None,
+    columns: IntArray,
+    seed: int,
+) -> dict[str, Any]:
+    """Return what the harmonizer may have written into features, by variable, and what it kept, by feature.
+
+    ``written`` has what, before, after, gain and error (:func:`equipool.judge.written.gain`); of all values,
+    R² from filled cells (``filled_after``), its gain over R² from measured cells, and the error of that; with
+    ``again`` R² of shuffled values (``null``) and by what factor their effect rose (``chance``). ``features``
+    has kept, by variable what it adds, and whether many rows share a value. The latter features are judged by
+    what is added alone: who moves a shared value, as ComBat does, writes covariates there.
+    """
+    pool = folds[0].pool
+    one, two = (np.where(empty, np.nan, x) for x in (before, final))
+    variables = {name: written.as_numbers(values) for name, values in _variables(pool)}
+    alone = written.without_point_mass(one)
+    free = columns[alone[columns]] if alone[columns].any() else columns
+    rows: list[dict[str, Any]] = []
+    for name, v in variables.items():
+        rows.append({"what": name, **written.gain(one[:, free], two[:, free], v, pool.site, folds)})
+        if filled is not None and filled.any():
+            measured, imputed = (np.where(gone, np.nan, final)[:, columns] for gone in (filled, ~filled))
+            found = written.gain(measured, imputed, v, np.zeros_like(pool.site), folds)
+            rows[-1] |= {f"filled_{key}": found[key] for key in ("after", "gain", "error")}
+    if again is not None and rows:
+        cells = np.where(empty[:, free], np.nan, 0.0)
+        nulls = _nulls(folds, one[:, free], lambda c, y: again(c, y)[:, free] + cells, variables, seed)
+        rows = [row | null for row, null in zip(rows, nulls, strict=True)]
+    features: Columns = {"kept": written.kept(one, two, pool.C, pool.site).round(4).tolist()}
+    if variables:
+        added = np.abs(written.coefficients(one, two, np.hstack([*variables.values()]), pool.site))
+        ends = np.cumsum([v.shape[1] for v in variables.values()])
+        for name, part in zip(variables, np.split(added, ends[:-1], axis=1), strict=True):
+            features[f"{name} adds"] = part.max(axis=1).round(4).tolist()
+    features["shared value"] = (~alone).tolist()
+    return {"written": [_finite(row) for row in rows], "features": features}
+
+
+def _nulls(
+    folds: list[Fold], before: FloatArray, again: Again, variables: dict[str, FloatArray], seed: int
+) -> list[dict[str, float]]:
+    """Return how well shuffled variables are predicted after harmonizing again, and how their effect grew."""
+    pool, rng = folds[0].pool, np.random.default_rng(seed_for(seed, "shuffled within sites"))
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in variables}
+    for _ in range(SHUFFLES):
+        c, order = (written.shuffled_within(x, pool.site, rng) for x in (pool.C, np.arange(len(pool))))
+        x = again(c, None if pool.y is None else pool.y[order])
+        for name, v in variables.items():
+            k = [pool.covariate_names.index(name)] if name in pool.covariate_names else []
+            v = c[:, k] if k else v[order]
+            ratio = written.chance_ratio(before, x, v, c[:, :0] if k else c, pool.site)
+            found[name].append((written.r2_within(x, v, pool.site, folds), ratio))
+    means = (np.mean(values, axis=0) for values in found.values())
+    return [{"null": float(null), "chance": float(chance)} for null, chance in means]
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for JSON, which has no NaN."""
+    return {k: v if isinstance(v, str) or np.isfinite(v) else None for k, v in row.items()}
 
 
 def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: dict[str, str]) -> Columns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -11,22 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipool.checks import PreflightReport
+from equipool.checks.findings import listed, plural
 from equipool.data import PooledDataset, Volumes
 from equipool.exceptions import InputError
 from equipool.judge.blocks import means_of_volumes
-from equipool.judge.heldout import MIN_PARTICIPANTS, held_out, numbered, sample_rows
+from equipool.judge.heldout import MIN_PARTICIPANTS, Again, held_out, numbered, sample_rows, without_holes
 from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables
 
 Harmonize = Callable[[IntArray], FloatArray]  # positions of training rows -> harmonized features of all
 Tau = tuple[dict[str, Any], IntArray, FloatArray]  # its errors, the rows it is of, the vectors
 
-VERSION = 3
+VERSION = 4
 JUDGED = 5000  # rows beyond which the folds take a sample
 MAPPED = 500  # rows drawn in a t-SNE
 CONFOUNDED = 0.9  # balanced accuracy from covariates alone above which a site effect cannot be assessed
 CLOSE = 0.03  # of a balanced accuracy, R² or AUC: a smaller difference is not worth a sentence
 LEVELS = ("bad", "fair", "good")
+# What a variable may have been written by, each (suspicious, evident); measured on honest harmonizers and on
+# planted ones, see docs/experiments.md.
+GAIN = (CLOSE, 0.12)  # of R² within sites beyond equal means and spreads, and three standard errors
+ADDED = (0.12, 0.20)  # to a feature beyond its measured value, in standard deviations
+NULL = (0.05, 0.10)  # R² of shuffled values
+CHANCE = (1.07, 1.2)  # times which the joint effect of shuffled values is as large as on measured features
+FILLED = 0.02  # R² of a variable from filled-in cells, over that from measured ones
+KEPT = (0.5, 0.1)  # correlation with the measured value; the share of features below it that is evident
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,9 @@ class Account:
     held_out: dict[str, Any] | None
     equivariance: dict[str, Any] | None  # of the pooler that gave τ, if one was fitted
     maps: dict[str, Columns]  # t-SNE with site, covariates and target: "before", "after", perhaps "tau"
-    shares: Columns  # of each feature's variance that is due to the site, before and after
+    # By feature: the share of variance due to the site, before and after; perhaps what was kept and added
+    # (heldout), and the numbers of empty cells and of those that were filled in.
+    shares: Columns
     curves: Columns  # by site, of the features with the largest site effects
     boxes: Columns
     effects: dict[str, Any] | None  # of the target on each feature
@@ -84,6 +95,9 @@ def account_of(
     tau: Tau | None = None,
     statmap: dict[str, Any] | None = None,
     subject: NDArray[Any] | None = None,
+    filled: NDArray[np.bool_] | None = None,
+    allowed_for_target: bool = False,
+    again: Again | None = None,
     seed: int = 0,
     made: dict[str, Any] | None = None,
 ) -> Account:
@@ -92,33 +106,44 @@ def account_of(
     ``after`` are the features, (rows, features), by the harmonizer fitted on all rows. ``harmonize`` takes
     the positions of training rows and returns the features of all rows by one fitted on these alone, as
     :func:`refit_table` gives it; None: it cannot be refitted. ``before`` and ``features`` are the features as
-    measured and their names, by default the pool's; missing values become the mean. ``method`` has further
-    sentences on how the numbers were obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of
-    each row.
+    measured and their names, by default the pool's. ``method`` has further sentences on how the numbers were
+    obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of each row. ``filled`` are cells
+    that were imputed (by default, those that are empty in ``before`` alone); neither they nor empty cells are
+    judged. ``again`` is from :func:`again_table`.
     """
     before = pool.features if before is None else before
-    if np.isnan(before).any():
-        before = np.where(np.isnan(before), np.nanmean(before, axis=0), before)
-        method = [*method, "As measured, missing values were replaced by the mean of the feature."]
+    empty = np.isnan(before) | np.isnan(after)
+    filled = np.isnan(before) & ~np.isnan(after) if filled is None else filled
     rows, drawn = sample_rows(pool, JUDGED, seed), sample_rows(pool, MAPPED, seed)
+    if len(rows) < len(pool):
+        again = None  # it harmonizes all rows
     judged = held_out(
         pool[rows],
         before[rows],
         lambda train: (harmonize(rows[train]) if harmonize else after)[rows],
         subject=None if subject is None else subject[rows],
+        final=after[rows],
+        filled=filled[rows],
+        again=again,
         folds=folds,
         seed=seed,
     )
+    before, after = (without_holes(x, empty | filled) for x in (before, after))
     stages = {"before": before, "after": after}
     shares = judged.pop("shares") if judged else {k: site_shares(pool, x) for k, x in stages.items()}
     names = list(pool.feature_names if features is None else features)
     shown = tables.worst(*map(np.asarray, shares.values()))
     largest = before[:, shown], after[:, shown], [names[k] for k in shown]
+    by_feature = judged.pop("features") if judged else {}
+    method = [*method, *_on_cells(by_feature, empty, filled)]
+    if allowed_for_target:
+        method.append(f"{pool.target_name} was allowed for when site effects were estimated.")
     mapped = {stage: (drawn, x[drawn]) for stage, x in stages.items()}
     if tau:
         mapped["tau"] = tau[1:]
     covariates = list(pool.covariate_names)
-    words = " and ".join(filter(None, [", ".join(covariates[:-1]), *covariates[-1:]]))
+    known = [*covariates, *(["which cells are empty"] if (empty | filled).any() else [])]
+    words = " and ".join(filter(None, [", ".join(known[:-1]), *known[-1:]]))
     return Account(
         kind=kind if harmonize else "given",
         names=_names(pool, before.shape[1], numbered(subject, len(pool))),
@@ -131,13 +156,13 @@ def account_of(
         held_out=judged,
         equivariance=tau[0] if tau else None,
         maps={name: _mapped(pool, *where, seed) for name, where in mapped.items()},
-        shares={"feature": names, **{stage: tables.rounded(values) for stage, values in shares.items()}},
+        shares={"feature": names, **{k: tables.rounded(v) for k, v in shares.items()}, **by_feature},
         curves=tables.curves(pool, *largest),
         boxes=tables.boxes(pool, *largest),
         effects=tables.effects(pool, before, after, names, subject),
         statmap=statmap,
-        verdict=verdict(judged, words),
-        method=list(method),
+        verdict=verdict(judged, words, {"feature": names, **by_feature}),
+        method=method,
         made=made or {},
     )
 
@@ -153,19 +178,32 @@ def refit_table(
     ``make`` returns an unfitted one with ``fit(X, y, site=, covariates=)`` (and ``subject=``, if that is
     given) and ``transform(X, site=, covariates=)``. Rows of a site without training rows stay as measured.
     """
+    return lambda train: _refitted(pool, make, subject, train, pool.C, pool.y)
 
-    def harmonize(train: IntArray) -> FloatArray:
-        def given(rows: Any) -> dict[str, Any]:
-            return {"site": pool.site_labels[rows], "covariates": pool.C[rows] if pool.C.shape[1] else None}
 
-        model, x, fitted = make(), pool.features, np.isin(pool.site, pool.site[train])
-        more = {} if subject is None else {"subject": subject[train]}
-        model.fit(x[train], None if pool.y is None else pool.y[train], **given(train), **more)
-        after = np.where(np.isnan(x), np.nanmean(x, axis=0), x)
-        after[fitted] = model.transform(x[fitted], **given(fitted))
-        return after
+def again_table(pool: PooledDataset, make: Callable[[], Any], subject: NDArray[Any] | None = None) -> Again:
+    """Return what fits on all rows, given other covariates and another target, and harmonizes these rows."""
+    every = np.arange(len(pool))
+    return lambda covariates, y: _refitted(pool, make, subject, every, covariates, y)
 
-    return harmonize
+
+def _refitted(
+    pool: PooledDataset,
+    make: Callable[[], Any],
+    subject: NDArray[Any] | None,
+    train: IntArray,
+    covariates: FloatArray,
+    y: NDArray[Any] | None,
+) -> FloatArray:
+    def given(rows: Any) -> dict[str, Any]:
+        return {"site": pool.site_labels[rows], "covariates": covariates[rows] if pool.C.shape[1] else None}
+
+    model, fitted = make(), np.isin(pool.site, pool.site[train])
+    more = {} if subject is None else {"subject": subject[train]}
+    model.fit(pool.features[train], None if y is None else y[train], **given(train), **more)
+    after = pool.features.copy()
+    after[fitted] = model.transform(after[fitted], **given(fitted))
+    return after
 
 
 def refit_images(pool: PooledDataset, volumes: Volumes, *, keep_target: bool = False) -> Harmonize:
@@ -220,6 +258,20 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
     }
 
 
+def _on_cells(by_feature: Columns, empty: NDArray[np.bool_], filled: NDArray[np.bool_]) -> list[str]:
+    """Add the numbers of empty and filled cells to the table of features; return sentences about them."""
+    sentences = []
+    for what, cells in (("empty", empty & ~filled), ("filled-in", filled)):
+        if cells.any():
+            by_feature[f"{what} cells"] = cells.sum(axis=0).tolist()
+            where = plural(int(cells.any(axis=0).sum()), "feature")
+            count = f"{plural(int(cells.sum()), f'{what} cell')} ({cells.mean():.1%}) in {where}"
+            sentences.append(
+                f"{count} were not judged; their place is given to every classifier of the site."
+            )
+    return sentences
+
+
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:
     """Return t-SNE of some rows with their site, covariates and target, under names that do not clash."""
     places, labelled = tables.embedding(x, seed), pool[rows].labelled_covariates
@@ -249,12 +301,26 @@ def best(site_scores: Columns, stage: str, fitted_on: str) -> dict[str, Any] | N
     return max(rows, key=lambda row: row["mean"]) if rows else None
 
 
-def verdict(judged: dict[str, Any] | None, covariates: str = "") -> list[dict[str, str]]:
-    """Return what ``Account.held_out`` means, in sentences that name the covariates; it may be bad news."""
+def verdict(
+    judged: dict[str, Any] | None, covariates: str = "", features: Columns | None = None
+) -> list[dict[str, str]]:
+    """Return what ``Account.held_out`` means, in sentences that name the covariates; it may be bad news.
+
+    ``features`` has the names of features with what was kept of them, added to them, and filled in.
+    """
     if judged is None:
         text = "Harmonization cannot be judged: the sites are too small to hold participants out."
         return [{"level": "fair", "text": text}]
-    return [_site_verdict(judged, covariates), *_signal_verdicts(judged)]
+    rows = judged.get("written", [])
+    suspected = {row["what"]: _written_verdict(row, features or {}) for row in rows}
+    accused = {what: one for what, one in suspected.items() if one is not None}
+    signals = _signal_verdicts(judged, {row["what"]: row for row in rows}, accused)
+    return [
+        _site_verdict(judged, covariates),
+        *signals,
+        *accused.values(),
+        *_feature_verdicts(features or {}),
+    ]
 
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
@@ -315,16 +381,29 @@ def _noise(sd: float | None, folds: int) -> float:
     return max(CLOSE, 2 * (sd or 0.0) / folds**0.5)
 
 
-def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Judge what is predicted within sites, where knowing the site does not help."""
+def _signal_verdicts(
+    judged: dict[str, Any], written: dict[str, dict[str, Any]], accused: Collection[str]
+) -> Iterator[dict[str, str]]:
+    """Judge what is predicted within sites, where knowing the site does not help.
+
+    Better than before is no good news by itself: it is where sites' means and spreads explain it.
+    """
     for row in rows_of(judged["signals"]):
         if row["where"] != "within sites" or row["change"] is None:
             continue
         what, change, noise = row["what"], row["change"], _noise(row["change_sd"], judged["folds"])
-        hardly = (0.5 if row["measure"] == "AUC" else 0.0) + CLOSE  # chance, or little more
+        hardly = _noise(row["before_sd"], judged["folds"])  # chance, or little more
+        if row["measure"] == "AUC":  # its standard error by chance, of n rows in equal classes: 1 / √3n
+            hardly = 0.5 + max(hardly, 2.5 / (3 * judged["participants"]) ** 0.5)
         level, text = "good", f"The signal of {what} was preserved"
         if change > noise and row["after"] > hardly:
-            text = f"{what} is predicted better than before"
+            level, text = (
+                "fair",
+                f"{what} is predicted better than before, which harmonization does not explain",
+            )
+            if what in written and what not in accused:
+                level, why = "good", "as sites' means and spreads no longer hide it"
+                text = f"{what} is predicted better than before, {why}"
         elif row["before"] <= hardly:
             level, why = "fair", "so a loss of its signal could not be detected"
             text = f"{what} could hardly be predicted before, {why}"
@@ -333,5 +412,83 @@ def _signal_verdicts(judged: dict[str, Any]) -> Iterator[dict[str, str]]:
         elif change < -CLOSE:
             level, why = "fair", "the change is within its sampling error"
             text = f"The signal of {what} may be reduced; {why}"
+        elif what in accused:
+            level, text = "fair", f"The signal of {what} was preserved, or written into the features"
         numbers = f"{row['before']:.2f} as measured, {row['after']:.2f} harmonized".replace("-", "−")
         yield {"level": level, "text": f"{text} ({row['measure']} within sites {numbers})."}
+
+
+def _written_verdict(row: dict[str, Any], features: Columns) -> dict[str, str] | None:
+    """Say that a variable was written into features, with the evidence; ``None`` without any."""
+    levels, said = zip(*[("good", ""), *_evidence(row, features)], strict=True)
+    if len(said) == 1:
+        return None
+    level, what = min(levels, key=LEVELS.index), row["what"]
+    claim = {
+        "bad": f"Bad news: {what} was written into features",
+        "fair": f"{what} may have been written into features",
+    }
+    advice = "Trust its effects as far as the data as measured show them, with the site in the regression."
+    return {"level": level, "text": f"{claim[level]}.{' '.join(said)} {advice}"}
+
+
+def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str]]:
+    """Yield what says that a variable was written into features, each with its level."""
+
+    def level(value: float, limits: tuple[float, float]) -> str:
+        return "bad" if value >= limits[1] else "fair"
+
+    what, number = row["what"], {k: -np.inf if v is None else v for k, v in row.items() if k != "what"}
+    r2 = {k: f"{v:.2f}".replace("-", "−") for k, v in number.items()}
+    if number["gain"] >= max(GAIN[0], 3 * number["error"]):
+        yield (
+            level(number["gain"], GAIN),
+            "Within sites it is predicted better than before, even where each site's means and spreads are "
+            f"made equal (R² {r2['before']} as measured, {r2['after']} harmonized).",
+        )
+    added, shared = (
+        np.array(features.get(f"{what} adds", [])),
+        np.array(features.get("shared value", []), bool),
+    )
+    for moved, rows in (("", ~shared), (", where a value that many share was moved", shared)):
+        some = [k for k in np.argsort(-added) if rows[k] and added[k] >= ADDED[0]]
+        if some:
+            names = listed((features["feature"][k] for k in some), shown=3)
+            yield (
+                "fair" if moved else level(added[some[0]], ADDED),
+                f"Participants of a site with the same measured value differ in {names}{moved}, by up to "
+                f"{added[some[0]]:.2f} standard deviations for one of {what}.",
+            )
+    again = "Harmonized again with its values shuffled within sites,"
+    if number.get("null", 0.0) >= NULL[0]:
+        yield level(number["null"], NULL), f"{again} features predict these (R² {r2['null']})."
+    if number.get("chance", 1.0) >= CHANCE[0]:
+        yield level(number["chance"], CHANCE), f"{again} their chance effect (T²) grew {r2['chance']} times."
+    if min(number.get("filled_after", 0.0), number.get("filled_gain", 0.0)) >= max(
+        FILLED, 2 * number.get("filled_error", 0.0)
+    ):
+        how = "better than measured ones: they were made from it"
+        yield "bad", f"Filled-in cells predict it (R² {r2['filled_after']}) {how}."
+
+
+def _feature_verdicts(features: Columns) -> Iterator[dict[str, str]]:
+    """Say which features keep little of what was measured, and which have cells that were not measured."""
+    kept = np.array(features.get("kept", []))
+    low = [features["feature"][k] for k in np.argsort(kept) if kept[k] < KEPT[0]]
+    if low:
+        many = len(low) >= KEPT[1] * len(kept)
+        text = (
+            f"{'Bad news: ' if many else ''}{plural(len(low), 'feature')} ({listed(low, shown=3)}) "
+            f"{'keeps' if len(low) == 1 else 'keep'} little of how participants of a site differ: the "
+            f"correlation with the measured values, covariates adjusted, is below {KEPT[0]}. Site means, "
+            "predictions or noise may stand in their place."
+        )
+        yield {"level": "bad" if many else "fair", "text": text}
+    filled = np.array(features.get("filled-in cells", [0]))
+    if filled.any():
+        count, where = plural(int(filled.sum()), "cell"), plural(int((filled > 0).sum()), "feature")
+        text = (
+            f"{count} of {where} were filled in, not measured. They were not judged; do not count them as "
+            "measurements in a test."
+        )
+        yield {"level": "fair", "text": text}

@@ -25,9 +25,8 @@ from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmoniz
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
 from equipool.judge.blocks import block_names, block_size, means_of_volumes
-from equipool.judge.scores import FloatArray
 from equipool.progress import say
-from equipool.report.account import Account, account_of, refit_images, refit_table, tau_of
+from equipool.report.account import Account, account_of, again_table, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
 
 ACCOUNT, PAGE = "account.json", "report.html"
@@ -86,11 +85,12 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     labels = [name for name in (arguments.site, arguments.id) if name]
     after = _aligned(source.frame, read_table(arguments.after, labels=labels), arguments)
     columns = {**roles(arguments), "task": None}
-    given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, **columns)
+    given = PooledDataset.from_frame(after, site=arguments.site, like=source.pool, missing="keep", **columns)
     made = _how_made(arguments, [arguments.table, arguments.after])
     say("Evaluating on held-out participants …")
     more = {"subject": source.subject, "seed": arguments.seed, "made": made}
-    return account_of(source.pool, given.features, None, preflight(source.inputs), **more)
+    checked = preflight(source.inputs, missing=arguments.missing)
+    return account_of(source.pool, given.features, None, checked, **more)
 
 
 def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
@@ -139,25 +139,13 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
     settings = {"keep_target": arguments.keep_target, "random_state": arguments.seed}
-    refit = refit_table(
-        source.pool, partial(SiteHarmonizer, missing=arguments.missing, **settings), source.subject
-    )
+    make = partial(SiteHarmonizer, missing=arguments.missing, **settings)
+    pool, subject = source.pool, source.subject
+    refit, again = (refit_of(pool, make, subject) for refit_of in (refit_table, again_table))
     checked = preflight(source.inputs, missing=arguments.missing)
     made = _how_made(arguments, [arguments.table])
-    harmonized = _whole(clean.to_numpy()), lambda train: _whole(refit(train))
-    more = {"subject": source.subject, "made": made, "method": _allowed_for(arguments)}
-    return _write(arguments, source.pool, *harmonized, checked, **more)
-
-
-def _allowed_for(arguments: argparse.Namespace) -> list[str]:
-    """Return the report's sentence about a target that was allowed for."""
-    sentence = f"Site effects were estimated with {arguments.target} allowed for (--keep-target)."
-    return [sentence] if arguments.keep_target else []
-
-
-def _whole(values: FloatArray) -> FloatArray:
-    """Return features with the mean in cells that were not measured, as they are judged."""
-    return np.where(np.isnan(values), np.nanmean(values, axis=0), values)
+    more = {"subject": subject, "again": again, "made": made}
+    return _write(arguments, pool, clean.to_numpy(), refit, checked, **more)
 
 
 def report_on_images(
@@ -185,7 +173,7 @@ def report_on_images(
         before=before,
         features=block_names(volumes),
         kind="images",
-        method=[f"Images were summarised as {size}.", *_allowed_for(arguments)],
+        method=[f"Images were summarised as {size}."],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=None if pooler is None else tau_of(pooler, volumes, pool),
         made=_how_made(arguments, images=volumes.paths),
@@ -195,7 +183,8 @@ def report_on_images(
 
 def _write(arguments: argparse.Namespace, *harmonized: Any, **more: Any) -> Path:
     say("Evaluating on held-out participants for the report (--no-report leaves it out) …")
-    account = account_of(*harmonized, seed=arguments.seed, **more)
+    more |= {"seed": arguments.seed, "allowed_for_target": arguments.keep_target}
+    account = account_of(*harmonized, **more)
     write_whole(arguments.out / ACCOUNT, account.to_json())
     for one in account.verdict:
         say(f"{MARKS[one['level']]} {one['text']}")
