@@ -182,7 +182,13 @@ def test_bad_tables_get_one_clear_sentence(name, tmp_path, capsys):
     path = tmp_path / "table.csv"
     table.to_csv(path, index=False)
     call = ["check", str(path), "--site", "site", "--target", "dx", "--id", "id"]
-    call += ["--covariate", *covariates_of(name), "--json"]
+    call += [
+        "--covariate",
+        *covariates_of(name),
+        "--json",
+        "--missing",
+        "error",
+    ]  # by default holes stay holes
     status = main(call)
     report = json.loads(capsys.readouterr().out, parse_constant=no_json)
     findings_of_code = [finding for finding in report["findings"] if finding["code"] == code]

@@ -212,7 +212,12 @@ TABLES = [
         "'age' holds dates",
         lambda: pd.read_csv("people.csv").assign(age=pd.Timestamp("2001-01-01")).to_parquet("dates.parquet"),
     ),
-    Case("missing features", HARMONIZE, "--missing impute", cell(3, "thickness", None)),
+    Case("missing features", f"{HARMONIZE} --missing error", "--missing impute", cell(3, "thickness", None)),
+    Case(
+        "a target to allow for that is not there",
+        f"{HARMONIZE} --keep-target --target none",
+        "--keep-target needs a target",
+    ),
     Case("an infinite value", HARMONIZE, "'thickness' is infinite in row 4", cell(3, "thickness", "inf")),
     Case("a missing site", HARMONIZE, "'site' (site) is empty in row 4", cell(3, "site", None)),
     Case("a missing age", HARMONIZE, "'age' (covariate) is empty in row 4", cell(3, "age", None)),
@@ -600,10 +605,40 @@ APPLY = [
         "a level that the model has not seen", "apply fitted people.csv --out out", "'X'", cell(3, "sex", "X")
     ),
     Case(
-        "new rows with a gap",
+        "new rows without a column of a covariate",
         "apply fitted people.csv --out out",
-        "'volume' has no value (NaN) in row 4",
-        cell(3, "volume", None),
+        "lacks 'age' (kept at the fit); add it, or have it estimated from the features with --infer",
+        table(lambda frame: frame.drop(columns="age")),
+    ),
+    Case(
+        "new rows without a column of the site",
+        "apply fitted people.csv --out out",
+        "name its column with --site",
+        table(lambda frame: frame.drop(columns="site")),
+    ),
+    Case(
+        "new rows whose age is in months",
+        "apply fitted people.csv --out out",
+        "it looks like months instead of years",
+        table(lambda frame: frame.assign(age=12 * frame["age"])),
+    ),
+    Case(
+        "new rows in another unit",
+        "apply fitted people.csv --out out",
+        "it looks like a unit ten times larger",
+        table(lambda frame: frame.assign(thickness=frame["thickness"] / 10)),
+    ),
+    Case(
+        "new rows of z-scores",
+        "apply fitted people.csv --out out",
+        "it looks like z-scores",
+        table(lambda frame: frame.assign(volume=(frame["volume"] - 4) / frame["volume"].std())),
+    ),
+    Case(
+        "new images whose age is in months",
+        "apply brains bids --out out",
+        "it looks like months instead of years",
+        table(lambda frame: frame.assign(age=12 * frame["age"]), "bids/participants.tsv"),
     ),
     Case(
         "new rows with an infinite value",

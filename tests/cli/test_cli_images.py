@@ -132,7 +132,7 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     out, _ = harmonized
     people, mask = ep.read_bids(brain_folder), ep.load(out / "model").mask_
     volumes = ep.Volumes.build(ep.read_bids(out)["path"], mask=mask)
-    expected = stat_map(volumes, people["dx"], covariates=people[["age"]])
+    expected = stat_map(volumes, people["dx"], covariates=people[["age"]], sites=people["site"])
     tmap = nibabel.load(out / "statmaps" / "dx_harmonized_stat-t_statmap.nii.gz").get_fdata()[mask]
     np.testing.assert_allclose(tmap, expected.t, atol=1e-3)
     assert (out / "statmaps" / "dx.png").read_bytes().startswith(b"\x89PNG")
@@ -141,7 +141,60 @@ def test_the_maps_are_of_the_files(harmonized, brain_folder):
     assert table["voxels"].sum() == fdr.sum()
     summary = json.loads((out / "summary.json").read_text())
     assert summary["significant_fdr"]["harmonized"] == fdr.sum()
-    assert (out / "statmaps" / "dx_as-measured_stat-t_statmap.nii.gz").is_file()
+    about = json.loads((out / "statmaps" / "dx_harmonized_statmap.json").read_text())
+    assert about["SiteIntercepts"]
+    assert about["Covariates"] == ["age"]
+    assert about["TargetAllowedForInHarmonizing"] is None
+    for name, sites in {"as-measured": None, "as-measured-site-intercepts": people["site"]}.items():
+        raw = ep.Volumes.build(people["path"], mask=mask)
+        before = stat_map(raw, people["dx"], covariates=people[["age"]], sites=sites)
+        file = out / "statmaps" / f"dx_{name}_stat-t_statmap.nii.gz"
+        np.testing.assert_allclose(nibabel.load(file).get_fdata()[mask], before.t, atol=1e-3)
+
+
+def test_where_the_truth_is_known_false_positives_stand_beside_true_ones(brain_folder, tmp_path, capsys):
+    from equipool.judge.statmaps import detection, stat_map
+
+    out, truth = tmp_path / "out", brain_folder / "derivatives" / "truth"
+    call = ["harmonize", str(brain_folder), "--out", str(out), *ROLES, *QUICK, "--statmap"]
+    assert main([*call, "dx"]) == 0
+    said = capsys.readouterr().err
+    people, mask = ep.read_bids(out), ep.load(out / "model").mask_
+    volumes = ep.Volumes.build(people["path"], mask=mask)
+    one = stat_map(volumes, people["dx"], covariates=people[["age"]], sites=people["site"])
+    masks = [
+        nibabel.load(truth / f"{name}.nii.gz").get_fdata()[mask] > 0 for name in ("affected", "unaffected")
+    ]
+    shares = json.loads((out / "summary.json").read_text())["truth"]["harmonized"]
+    found, false, _ = detection(one, *masks, alpha=0.05, correction="fdr")
+    assert (shares["found"], shares["false"]) == (pytest.approx(found), pytest.approx(false))
+    line = next(line for line in said.splitlines() if line.startswith("t-map harmonized"))
+    assert f"{round(found * masks[0].sum())} of {masks[0].sum()} that the disease changes" in line
+    assert f"{round(false * masks[1].sum())} of {masks[1].sum()} that it does not" in line
+    assert main([*call, "age", "--out", str(tmp_path / "age")]) == 0  # the truth is that of the disease
+    assert "truth" not in json.loads((tmp_path / "age" / "summary.json").read_text())
+
+
+def test_a_target_is_allowed_for_on_request_alone_and_that_is_said(
+    brain_folder, tmp_path, monkeypatch, capsys
+):
+    given, fit = [], ep.ImageHarmonizer.fit
+
+    def spy(model, X, y=None, **more):
+        given.append((y is not None, model.keep_target))
+        return fit(model, X, y, **more)
+
+    monkeypatch.setattr(ep.ImageHarmonizer, "fit", spy)
+    call = ["harmonize", str(brain_folder), *ROLES, *QUICK, "--statmap", "dx", "--out"]
+    assert main([*call, str(tmp_path / "blind")]) == 0
+    assert "allowed for" not in capsys.readouterr().err
+    assert main([*call, str(tmp_path / "told"), "--keep-target"]) == 0
+    assert "dx allowed for (--keep-target)" in capsys.readouterr().err
+    assert given == [(False, False), (True, True)]
+    for name, allowed in {"blind": None, "told": "dx"}.items():
+        about = json.loads((tmp_path / name / "statmaps" / "dx_harmonized_statmap.json").read_text())
+        assert about["TargetAllowedForInHarmonizing"] == allowed
+        assert json.loads((tmp_path / name / "summary.json").read_text())["keep_target"] is (allowed == "dx")
 
 
 def test_the_report_holds_readings_and_maps(harmonized):

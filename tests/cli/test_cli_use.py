@@ -178,6 +178,109 @@ def test_apply_takes_the_site_column_of_the_fit(here, capsys):
     capsys.readouterr()
 
 
+# -- nothing made up ---------------------------------------------------------------------------------------
+
+
+def gappy():
+    """Write a table with empty cells; return it."""
+    rng = np.random.default_rng(1)
+    people = pd.DataFrame({"id": [f"p{k}" for k in range(120)], "site": np.repeat(["a", "b", "c"], 40)})
+    people["age"], people["dx"] = rng.uniform(20, 80, 120), rng.permutation(np.repeat(["AD", "CN"], 60))
+    x = rng.normal(100, 10, (120, 4)) + 5 * (people["site"] == "a").to_numpy()[:, None]
+    people[[f"x{k}" for k in range(4)]] = np.where(rng.random(x.shape) < 0.1, np.nan, x)
+    people.to_csv("table.csv", index=False)
+    return people
+
+
+def test_empty_cells_stay_empty_and_filled_ones_are_marked(here, capsys):
+    people = gappy()
+    features = [f"x{k}" for k in range(4)]
+    empty = people[features].isna()
+    assert main("harmonize table.csv --out kept".split()) == 0  # with the report
+    said = capsys.readouterr().err
+    assert f"{empty.to_numpy().sum()} empty cells of 480" in said
+    assert "stay empty" in said
+    kept = pd.read_csv("kept/harmonized.csv")
+    assert (kept[features].isna() == empty).all(axis=None)
+    assert not (here / "kept/harmonized_filled.csv").exists()
+    summary = json.loads((here / "kept/summary.json").read_text())
+    assert summary["empty_cells"] == empty.sum().to_dict()
+    assert summary["filled_cells"] == 0
+    assert main("harmonize table.csv --out filled --no-report --missing impute".split()) == 0
+    assert "filled in with draws" in capsys.readouterr().err
+    filled, marks = pd.read_csv("filled/harmonized.csv"), pd.read_csv("filled/harmonized_filled.csv")
+    assert filled[features].notna().all(axis=None)
+    assert marks["id"].tolist() == people["id"].tolist()
+    assert (marks[features] == empty).all(axis=None)
+    np.testing.assert_allclose(filled[features].where(~empty), kept[features])
+    assert json.loads((here / "filled/summary.json").read_text())["filled_cells"] == empty.to_numpy().sum()
+    for model, holes in {"kept": True, "filled": False}.items():
+        assert main(f"apply {model} table.csv --out {model}-new --no-report".split()) == 0
+        new = pd.read_csv(f"{model}-new/harmonized.csv")[features]
+        assert new.isna().any(axis=None) == holes
+        assert (here / f"{model}-new/harmonized_filled.csv").exists() != holes
+    capsys.readouterr()
+
+
+def test_a_target_is_for_judging_and_fits_on_request_alone(here, monkeypatch, capsys):
+    given, fit = [], ep.SiteHarmonizer.fit
+
+    def spy(model, X, y=None, **more):
+        given.append(model.keep_target and y is not None)
+        return fit(model, X, y, **more)
+
+    monkeypatch.setattr(ep.SiteHarmonizer, "fit", spy)
+    gappy()
+    for target in ("", "--target dx "):  # guessed, and named
+        given.clear()
+        assert main(f"harmonize table.csv {target}--out out{len(target)}".split()) == 0
+        assert set(given) == {False}
+    assert "allowed for" not in capsys.readouterr().err
+    assert "dx was allowed for" not in (here / "out0/report.html").read_text()
+    given.clear()
+    assert main("harmonize table.csv --keep-target --out told".split()) == 0
+    assert set(given) == {True}  # also where it is refitted for the report
+    assert "dx allowed for (--keep-target)" in capsys.readouterr().err
+    assert "dx was allowed for" in (here / "told/report.html").read_text()
+    assert json.loads((here / "told/summary.json").read_text())["keep_target"] is True
+
+
+def test_apply_estimates_what_is_missing_on_request_alone(here, capsys):
+    people = gappy()
+    assert main("harmonize table.csv --out fitted --no-report".split()) == 0
+    people.drop(columns=["site", "age"]).to_csv("new.csv", index=False)
+    capsys.readouterr()
+    assert main("apply fitted new.csv --out new".split()) == 2
+    said = capsys.readouterr().err
+    assert "'age'" in said
+    assert "--infer" in said
+    assert not (here / "new").exists()
+    assert main("apply fitted new.csv --out new --infer".split()) == 0
+    assert "estimated from the features (--infer)" in capsys.readouterr().err
+    assert "--infer" in (here / "new/report.html").read_text()
+
+
+def test_apply_says_which_rows_and_sites_the_fit_has_not_seen(here, capsys):
+    people = gappy()
+    assert main("harmonize table.csv --out fitted --no-report".split()) == 0
+    people.loc[5, "age"], people.loc[7, "x1"] = 99, 10000
+    people["site"] = people["site"].replace("c", "new")
+    people.to_csv("new.csv", index=False)
+    capsys.readouterr()
+    assert main("apply fitted new.csv --out new --unseen-site adapt".split()) == 0
+    said = capsys.readouterr().err
+    assert "'age' is outside of what the fit has seen" in said
+    assert "row 6, where the trend is extrapolated" in said
+    assert "'x1' is outside" in said
+    assert "site 'new' was not seen at fit; its effects are estimated from its 40 rows" in said
+    page = (here / "new/report.html").read_text()
+    assert "estimated from the rows here" in page
+    assert "logistic regression" in page  # by which the site is predicted before and after
+    assert main("apply fitted new.csv --out other --unseen-site adapt --no-report".split()) == 0
+    assert not (here / "other/report.html").exists()
+    capsys.readouterr()
+
+
 # -- config ------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +313,7 @@ def test_every_line_of_a_written_config_can_be_set(here, capsys):
     assert main(["check", "people.csv", "--write-config", "my.toml"]) == 0
     lines = (here / "my.toml").read_text().splitlines()
     options = [line.removeprefix("# ") for line in lines if line.startswith("# ") and " = " in line]
-    assert {"seed = 0", 'missing = "error"'} <= set(options)
+    assert {"seed = 0", 'missing = "keep"'} <= set(options)
     for option in options:
         assert len(tomllib.loads(option)) == 1
     capsys.readouterr()

@@ -358,3 +358,18 @@ def test_who_changes_class_between_visits_is_named():
         stat_map(np.arange(8.0)[:, None] ** 2, [0, 0, 0, 1, 1, 1, 0, 1], subject=list("aabbccde"))
     with pytest.raises(InputError, match="subject has 2 values"):
         stat_map(np.ones((8, 1)), [0, 1] * 4, subject=["a", "b"])
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_travelling_participants_have_the_mean_of_their_sites_intercepts(everywhere):
+    rng = np.random.default_rng(0)
+    who, site = np.repeat(np.arange(30), 2), np.tile(["a", "b"], 30)
+    if not everywhere:  # a third stayed at one site
+        site[:20] = "a"
+    values, ill = rng.normal(size=(60, 5)) + (site == "b")[:, None], rng.permutation(30) % 2
+    found = stat_map(values, ill[who], sites=site, subject=who)
+    means = values.reshape(30, 2, 5).mean(axis=1)
+    share = (site == "b").reshape(30, 2).mean(axis=1)
+    expected = stat_map(means, ill) if everywhere else stat_map(means, ill, covariates=share)
+    np.testing.assert_allclose(found.t, expected.t)
+    assert found.df == expected.df

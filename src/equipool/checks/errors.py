@@ -120,10 +120,11 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
         return
     rows = np.flatnonzero(empty.any(axis=1)).tolist()
     columns = [inputs.feature_names[k] for k in np.flatnonzero(empty.any(axis=0))]
-    kind, remedy = warning, "they will be imputed"
+    kind, remedy = warning, "they stay empty" if policy == "keep" else "they will be imputed"
     if policy == "error":
         kind = error
-        remedy = 'fill them in, drop them, or let them be imputed (missing="impute", --missing impute)'
+        remedy = "fill them in, drop them, or let them stay empty "
+        remedy += '(missing="keep") or be imputed (missing="impute", --missing impute)'
     count = f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN)"
     where = f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}"
     yield kind("missing-values", f"{count} in {where}; {remedy}.", *columns, rows=rows)

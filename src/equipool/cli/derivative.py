@@ -9,27 +9,48 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from equipool.checks import require_columns
-from equipool.checks.findings import plural
+from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import parse_labels
 from equipool.data.bids import KEY, as_label, image_path, is_bids_name, parse_name
-from equipool.data.nifti import write_volume
+from equipool.data.nifti import read_volume, write_volume
 from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
-from equipool.judge.statmaps import StatMap, clusters, stat_map
+from equipool.files import write_json
+from equipool.judge.statmaps import BoolArray, StatMap, detection, stat_map
 from equipool.progress import Progress, say
 
 BLOCK = 16  # volumes in memory at a time
 FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
+BASELINE = "as measured, site intercepts"
 
 
-def write_harmonized(folder: Path, source: Path, frame: pd.DataFrame, features: pd.DataFrame) -> str:
-    """Write a table with harmonized features in the format of the source, uncompressed; return its name."""
+def write_harmonized(
+    arguments: argparse.Namespace, folder: Path, frame: pd.DataFrame, features: pd.DataFrame
+) -> tuple[str, dict[str, Any]]:
+    """Write a table with harmonized features in the format of the source, uncompressed.
+
+    Where cells were filled in, a second table says which: the ids, and 1 for a filled cell, else 0. Returned
+    are the name of the table, and how many cells of which features were empty and are filled.
+    """
+    kind, empty = table_kind(arguments.table), frame[list(features)].isna()
+    filled, ids = empty & features.notna(), [name for name in (arguments.id, arguments.subject) if name]
+    counts = {name: int(count) for name, count in empty.sum().items() if count}
+    if filled.any(axis=None):
+        write_table(folder / f"harmonized_filled{kind}", pd.concat([frame[ids], filled.astype(int)], axis=1))
+    if counts:
+        what = "stay empty (--missing impute fills them in)"
+        if filled.any(axis=None):
+            what = f"are filled in with draws, which harmonized_filled{kind} marks; these are no measurements"
+        cells, where = plural(sum(counts.values()), "empty cell"), plural(len(counts), "feature")
+        say(f"equipool: {cells} of {empty.size}, in {where} ({listed(counts)}), {what}.")
     harmonized = frame.assign(**{str(name): features[name] for name in features})
-    return write_table(folder / f"harmonized{table_kind(source)}", harmonized).name
+    cells_of = {"empty_cells": counts, "filled_cells": int(filled.to_numpy().sum())}
+    return write_table(folder / f"harmonized{kind}", harmonized).name, cells_of
 
 
 def places_of(frame: pd.DataFrame, paths: Sequence[Path], id: str | None) -> pd.DataFrame:
@@ -118,7 +139,11 @@ def write_participants(
 def write_statmaps(
     arguments: argparse.Namespace, new: Path, rows: pd.DataFrame, volumes: Volumes, places: pd.DataFrame
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write t-maps before and after with their picture; return their counts of voxels, and views."""
+    """Write t-maps before and after with their picture; return their counts of voxels, and views.
+
+    An intercept for each site stays in the model of harmonized scans, since what was removed was estimated.
+    The scans as measured with the same model are what harmonizing has to be compared with.
+    """
     from equipool.report.statmap_figures import statmap_figure, statmap_pictures, write_statmap
     from equipool.report.style import save_figure
 
@@ -128,27 +153,68 @@ def write_statmaps(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
         files = [new / file for file in places["file"][rows.index]]
         harmonized = Volumes.build(files, mask=volumes.mask, cache=work, jobs=arguments.jobs)
-        scans = {"as measured": volumes[rows.index.to_numpy()], "harmonized": harmonized}
-        maps = {name: _map(arguments, rows, values) for name, values in scans.items()}
+        measured = volumes[rows.index.to_numpy()]
+        maps = {
+            "as measured": _map(arguments, rows, measured, sites=False),
+            BASELINE: _map(arguments, rows, measured),
+            "harmonized": _map(arguments, rows, harmonized),
+        }
         mean = sum(block.sum(axis=0) for block in harmonized.blocks()) / len(harmonized)
-        del harmonized, scans  # their files are about to go
+        del harmonized  # its files are about to go
     file_name = re.sub(r'[\\/:*?"<>|]', "-", column)  # what no file's name may have
     mni = all("space-MNI" in path.name for path in volumes.paths)
-    counts: dict[str, Any] = {"significant": {}, "significant_fdr": {}}
+    counts: dict[str, Any] = {"significant": {}, "significant_fdr": {}, "rms_t": {}}
+    truth = _truth(arguments, volumes)
+    counts |= {"truth": {}} if truth else {}
     for name, one in maps.items():
-        stem = f"{file_name}_{name.replace(' ', '-')}"
+        stem = f"{file_name}_{name.replace(',', '').replace(' ', '-')}"
         write_statmap(out, stem, one, volumes.mask, volumes.affine, mni=mni)
         by_fdr = one.significant(**FDR)
-        table = clusters(one, volumes.mask, volumes.affine, keep=by_fdr)
-        write_table(out / f"{stem}_clusters-fdr.tsv", table, float_format="%.6g")
         strict, fdr = int(one.significant().sum()), int(by_fdr.sum())
         counts["significant"][name], counts["significant_fdr"][name] = strict, fdr
-        say(f"t-map {name}: {one.n} participants, {strict} voxels (Bonferroni, 0.001), {fdr} (FDR, 5 %).")
+        counts["rms_t"][name] = float(np.sqrt((one.t[one.tested] ** 2).mean())) if one.tested.any() else 0.0
+        write_json(out / f"{stem}_statmap.json", _sidecar(arguments, name, one))
+        true = ""
+        if truth:
+            counts["truth"][name] = detection(one, *truth, **FDR)._asdict()
+            called = [f"{int(by_fdr[where].sum())} of {int(where.sum())}" for where in truth]
+            true = f": {called[0]} that the disease changes, and {called[1]} that it does not"
+        said = f"{strict} voxels (Bonferroni, 0.001), {fdr} (FDR, 5 %){true}"
+        say(f"t-map {name}: {one.n} participants, {said}.")
+    say(f"t-maps have an intercept for each site, but 'as measured'; compare 'harmonized' with {BASELINE!r}.")
     # The cautious picture, unless there is nothing in it.
     how = {} if any(counts["significant"].values()) else FDR
     drawn = maps, volumes.mask, volumes.affine, volumes.unmask(mean)
     save_figure(statmap_figure(*drawn, **how), out / f"{file_name}.png")
-    return counts, statmap_pictures(*drawn, column)
+    honest = {name: one for name, one in maps.items() if name != "as measured"}
+    return counts, statmap_pictures(honest, *drawn[1:], column)
+
+
+def _truth(arguments: argparse.Namespace, volumes: Volumes) -> tuple[BoolArray, BoolArray] | None:
+    """Return which voxels the disease changes and which it does not, if `equipool simulate` made them."""
+    folder = arguments.table / "derivatives" / "truth"
+    files = [folder / f"{name}.nii.gz" for name in ("affected", "unaffected")]
+    if arguments.statmap != "dx" or not all(file.is_file() for file in files):
+        return None
+    changed, same = (read_volume(file) > 0 for file in files)
+    if changed.shape != volumes.mask.shape:
+        return None
+    inside = changed[volumes.mask], same[volumes.mask]
+    return inside if all(where.any() for where in inside) else None
+
+
+def _sidecar(arguments: argparse.Namespace, name: str, one: StatMap) -> dict[str, Any]:
+    """Return what a t-map is of, for the JSON file beside it."""
+    return {
+        "Values": name.partition(",")[0],
+        "Target": arguments.statmap,
+        "Contrast": one.contrast,
+        "Covariates": [column for column in arguments.covariates if column != arguments.statmap],
+        "SiteIntercepts": name != "as measured",
+        "Participants": one.n,
+        "DegreesOfFreedom": one.df,
+        "TargetAllowedForInHarmonizing": arguments.target if arguments.keep_target else None,
+    }
 
 
 def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFrame:
@@ -164,8 +230,9 @@ def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFr
     return rows
 
 
-def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any) -> StatMap:
+def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any, *, sites: bool = True) -> StatMap:
     """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
+    site = rows[arguments.site] if sites else None
     covariates = rows[[column for column in arguments.covariates if column != arguments.statmap]]
     subject = rows[arguments.subject] if arguments.subject else None
-    return stat_map(values, rows[arguments.statmap], covariates=covariates, subject=subject)
+    return stat_map(values, rows[arguments.statmap], covariates=covariates, sites=site, subject=subject)

@@ -66,7 +66,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # The columns of a table.
     "--site": option("the scanner, centre or group", **COLUMN),
     "apply --site": option(
-        "the site (default: guessed); none: tables estimate it, images give --codes", **COLUMN
+        "the site (default: guessed); none: tables with --infer, images with --codes", **COLUMN
     ),
     "--covariate": option(
         "differences to keep, such as age; may be repeated; none for none",
@@ -94,9 +94,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--missing-images": option("rows without an image, images without a row", "error", choices="error drop"),
     "--mask": option("a NIfTI file: the voxels to use", **FILE),
     # Harmonization.
-    "--missing": option("tables: refuse missing features, or fill them in", "error", choices="error impute"),
-    "--statmap": option("images: also t-maps of this column before and after, covariates adjusted", **COLUMN),
-    "--codes": option("images: also train the codes of EquivariantPooler", **FLAG),
+    "--missing": option(
+        "tables: empty cells stay empty, are refused, or are filled in", "keep", choices="keep error impute"
+    ),
+    "--keep-target": option("allow for the target when site effects are estimated", **FLAG),
+    "--infer": option("tables: estimate the site or covariates where there are no columns of them", **FLAG),
+    "--statmap": option(
+        "images: also t-maps of this column before and after, covariates and sites adjusted", **COLUMN
+    ),
+    "--codes": option("images: also train codes, which predict the target (EquivariantPooler)", **FLAG),
     "apply --codes": option("images: also codes, and predictions, by a model of `harmonize --codes`", **FLAG),
     "--encoder": option(
         "of --codes; resnet takes hours without a GPU", "components", choices="components linear resnet"
@@ -178,16 +184,16 @@ COMMANDS = {
     ),
     "harmonize": Command(
         "remove site effects from a table or images; keep a model",
-        "table --out columns images --missing --statmap --codes --encoder --steps --seed --jobs --no-report "
-        "--fresh --dry-run --json",
+        "table --out columns images --missing --keep-target --statmap --codes --encoder --steps --seed "
+        "--jobs --no-report --fresh --dry-run --json",
         "Fit on all rows; write a harmonized table, or BIDS derivative, and a model for `equipool apply`.",
         "What was half written is deleted again; the same command goes on with the training.",
     ),
     "apply": Command(
         "apply a saved model to new participants",
-        "model table --out --site --codes --id --unseen-site images --dry-run --json",
-        "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are taken "
-        "from the columns of the fit; for tables they are estimated where there are none.",
+        "model table --out --site --codes --id --unseen-site --infer images --no-report --dry-run --json",
+        "Harmonize new images or rows of a table with a model of `equipool harmonize`. Covariates are "
+        "taken from the columns of the fit. Values in another unit than at the fit are refused.",
         constants={"target": None, "subject": None, "features": None, "no_guess": False}
         | {"covariates": [], "ignore": []},
     ),
@@ -196,7 +202,7 @@ COMMANDS = {
         "table --after --out --seed columns --json",
         "Make the report of a folder of `equipool harmonize` again, without fitting anything; or judge a "
         "table that was harmonized by any means (ComBat's too): BEFORE.csv --after AFTER.csv.",
-        constants={"images": None, "preset": None, "missing": "keep"},
+        constants={"images": None, "preset": None, "missing": "keep", "keep_target": False},
     ),
     "benchmark": Command(
         "compare methods on held-out participants, the paper's or your tables",

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from equipool.checks import Inputs, Task
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels, require_length
+from equipool.checks.units import Seen
 from equipool.data import PooledDataset
 from equipool.data.covariates import Covariate
 from equipool.data.nifti import Frame, read_header
@@ -38,6 +39,7 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the harmonizers, whose ``fit`` and ``transform`` take site and covariates with X."""
 
     unseen_site: Literal["error", "pooled", "adapt"] = "error"
+    keep_target: bool = False
     random_state: int | None = None
     sites_: NDArray[np.str_] = field(init=False)
     model_: Any = field(init=False)
@@ -61,6 +63,8 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, values in {"unseen_site": ("error", "pooled", "adapt"), **allowed}.items():
             if getattr(self, name) not in values:
                 raise InputError(f"{name} must be one of {', '.join(values)}. Got {getattr(self, name)!r}.")
+        if not isinstance(self.keep_target, bool | np.bool_):
+            raise InputError(f"keep_target must be True or False. Got {self.keep_target!r}.")
 
     def _design(self, inputs: Inputs, covariates: FloatArray, participant: Any = None) -> Design:
         """Learn the sites, and return the design; without participants, each row is one."""
@@ -79,14 +83,14 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     @property
-    def _index(self) -> dict[str, int]:
+    def site_index(self) -> dict[str, int]:
         """The sites' indices; 1 and 1.0 are the same site, whatever else is in the batch."""
         index = {str(name): k for k, name in enumerate(self.sites_)}
         return index | {name[:-2]: k for name, k in index.items() if name.endswith(".0")}
 
     def _site_index(self, labels: NDArray[Any]) -> IntArray:
         """Return site indices; −1 for a site that was not in the data of the fit, if that is allowed."""
-        index = self._index
+        index = self.site_index
         unseen = sorted({str(label) for label in labels} - set(index))
         if unseen and self.unseen_site == "error":
             raise InputError(
@@ -118,13 +122,15 @@ class Harmonizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return model, index
 
 
-def given_sites(site: Any, rows: int) -> NDArray[Any]:
-    """Return the label of each row's site."""
+def given_sites(
+    site: Any,
+    rows: int,
+    otherwise: str = "name its column in X with site_column=. To have it estimated from the features, set "
+    "infer=True (--infer)",
+) -> NDArray[Any]:
+    """Return the label of each row's site; without one, an error says to pass it, or what to do otherwise."""
     if site is None:
-        raise InputError(
-            "The site of each row is needed: pass site=, or name its column in X with site_column=. To have "
-            "it estimated from the features, set infer=True (--infer)."
-        )
+        raise InputError(f"The site of each row is needed: pass site=, or {otherwise}.")
     if isinstance(site, str):
         raise InputError(f"site must have one value for each row, such as [{site!r}]. Got the text {site!r}.")
     remedy = "fill it in, or leave site out and have it inferred (infer=True, --infer)"
@@ -257,6 +263,26 @@ def _require_grid(shape: tuple[int, ...], place: FloatArray, mask: Any, affine: 
             f"The estimator was fitted on a grid of {grid(mask.shape, affine)}; these volumes have "
             f"{grid(shape, place)}. Resample them to the grid of the training images."
         )
+
+
+def seen_at_fit(model: Any) -> list[Seen]:
+    """Return the range of each numeric covariate at the fit of a harmonizer, and of each of its features.
+
+    Of a feature, two standard deviations around its mean, but not below the least value of a positive one.
+    """
+    if hasattr(model, "covariates_"):
+        ends = [(one.centre - one.scale, one.centre + one.scale) for one in model.covariates_]
+        covariates = [(one.name, one.levels) for one in model.covariates_]
+        features = []
+    else:
+        ends = [(low, high) for low, high in zip(*model.covariate_range, strict=True)]
+        covariates = list(zip(model.encoding_.names, model.encoding_.levels, strict=True))
+        kept, mean, reach = model.harmonized_, model.feature_mean_, 2 * model.feature_scale_
+        low = np.where(model.floor_ > 0, np.maximum(mean - reach, 2 * model.floor_), mean - reach)
+        table = zip(model.get_feature_names_out()[kept], low[kept], (mean + reach)[kept], strict=True)
+        features = [Seen(str(name), low, high, is_covariate=False) for name, low, high in table]
+    ranges = zip(covariates, ends, strict=True)
+    return [Seen(name, *end, True) for (name, levels), end in ranges if levels is None] + features
 
 
 def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:

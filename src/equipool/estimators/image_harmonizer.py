@@ -58,6 +58,9 @@ class ImageHarmonizer(Harmonizer):
         What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
         volumes as they are; ``"adapt"``, estimate the site from the volumes given, with everything else as it
         is.
+    keep_target
+        Whether the target given to ``fit`` is allowed for when site effects are estimated, if held-out
+        participants have a higher likelihood with it. By default a target is not looked at.
     random_state
         Of the folds; ``None`` is 0.
 
@@ -84,7 +87,7 @@ class ImageHarmonizer(Harmonizer):
         X
             :class:`equipool.data.Volumes`, paths of NIfTI files, or a :class:`PooledDataset` of images.
         y
-            A target to allow for where sites differ in it; never needed by ``transform``.
+            A target in which sites may differ; looked at with ``keep_target`` alone, never by ``transform``.
         site, covariates, fit_on
             The site of each volume, what is to be kept, and a mask of the volumes to estimate from, such as
             the controls; all can be transformed.
@@ -94,6 +97,7 @@ class ImageHarmonizer(Harmonizer):
         rows = learned_from(fit_on, len(volumes))
         frame = covariate_frame(covariates, len(volumes))[rows]
         volumes = volumes if rows.all() else volumes[rows]
+        y = y if self.keep_target else None
         inputs = inputs_of(None, rows, site=site, covariates=frame, y=y)
         check_for_fit(inputs, site_given=site is not None)
         self.mask_, self.affine_mm_, self.n_features_in_ = volumes.mask, volumes.affine, volumes.shape[1]
@@ -109,12 +113,12 @@ class ImageHarmonizer(Harmonizer):
         intensity = not self.model_.composition["intensity"].is_identity
         return {"curvature": self.model_.curvature, "intensity": intensity}
 
-    def transform(self, X: Any, *, site: Any, covariates: Any = None) -> Volumes:
-        """Return volumes without the site effects, their covariates' trend kept."""
+    def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Volumes:
+        """Return volumes without the site effects, their covariates' trend kept; nothing is inferred."""
         check_is_fitted(self, "model_")
         volumes = _volumes(X, self.mask_, self.affine_mm_)
         self._require_choices()
-        labels = given_sites(site, len(volumes))
+        labels = given_sites(site, len(volumes), "use EquivariantPooler, whose codes need no site")
         c = given_covariates(covariates, self.covariates_, len(volumes))
         box, clean = Box(volumes.mask), np.empty(volumes.shape, dtype=np.float32)
 

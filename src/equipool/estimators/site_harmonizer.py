@@ -139,7 +139,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
     reference_site: str | None = None
     missing: Missing = "keep"
-    keep_target: bool = False
     infer: bool = False
     site_column: str | None = None
     covariate_columns: Sequence[str] | None = None
@@ -221,7 +220,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         self._require_choices(missing=("keep", "error", "impute"))
         if self.mixing is not None and (not isinstance(self.mixing, Real) or not self.mixing > 0):
             raise InputError(f"mixing must be a number above 0. Got {self.mixing!r}.")
-        for name in ("bending", "network", "keep_target", "infer"):
+        for name in ("bending", "network", "infer"):
             value, chosen = getattr(self, name), name in ("bending", "network")
             if not isinstance(value, bool | np.bool_) and not (chosen and value is None):
                 raise InputError(
@@ -334,6 +333,11 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
 
     @property
+    def covariate_range(self) -> tuple[FloatArray, FloatArray]:
+        """The least and the greatest value of each covariate at the fit, (covariates,) each."""
+        return self._support[..., 0].min(axis=1), self._support[..., 1].max(axis=1)
+
+    @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")
@@ -356,7 +360,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         """The index of the reference site, −1 without one."""
         if self.reference_site is None:
             return -1
-        index = self._index.get(str(parse_labels([self.reference_site])[0]))
+        index = self.site_index.get(str(parse_labels([self.reference_site])[0]))
         if index is None:
             raise InputError(
                 f"The reference site {self.reference_site!r} is not among the sites; there are "

@@ -154,6 +154,24 @@ class Fold:
         return {"all": scores.auc(*tested), "within sites": scores.auc(*tested, self.pool.site[self.test])}
 
 
+def predicted_among(site: NDArray[Any], *stages: FloatArray) -> dict[str, list[float]]:
+    """Return how well classifiers, cross-validated within these rows, predict the site from each stage.
+
+    Balanced accuracies by the classifier's title: of the features (rows, features) at each stage, and of the
+    last with shuffled sites. Nothing is returned where fewer than two sites have MIN_PARTICIPANTS rows.
+    """
+    names, number, counts = np.unique(site, return_inverse=True, return_counts=True)
+    if (counts >= MIN_PARTICIPANTS).sum() < 2:
+        return {}
+    rows = np.flatnonzero(counts[number] >= MIN_PARTICIPANTS)
+    wholes = [np.where(np.isnan(x), np.nanmean(x, axis=0), x)[rows] for x in stages]
+    every = np.arange(len(rows))
+    fold = Fold(PooledDataset.from_arrays(wholes[0], site=names[number][rows]), every[:0], every, every)
+    found = [fold.site_scores_among_test(x) for x in wholes]
+    found.append(fold.site_scores_among_test(wholes[-1], shuffled=True))
+    return {REPORTED[name]: [one[name] for one in found] for name in found[0]}
+
+
 # -- the whole protocol ------------------------------------------------------------------------------------
 
 

@@ -215,6 +215,9 @@ def _basis(y: FloatArray, inputs: Inputs, means: sparse.csr_array | None) -> tup
     intercepts, C = (inputs.site[:, None] == inputs.sites).astype(np.float64), inputs.covariates
     if means is not None:
         intercepts, C, y = means @ intercepts, means @ C, means @ y
+        # Where all participants travelled between the same sites, these have one intercept.
+        intercepts, size, _ = np.linalg.svd(intercepts, full_matrices=False)
+        intercepts = intercepts[:, size > COLLINEAR * size[0]]
     count = intercepts.shape[1] + C.shape[1] + 1
     if len(y) <= count:
         raise InputError(

@@ -206,13 +206,13 @@ def _refitted(
     return after
 
 
-def refit_images(pool: PooledDataset, volumes: Volumes) -> Harmonize:
+def refit_images(pool: PooledDataset, volumes: Volumes, *, keep_target: bool = False) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
 
     def harmonize(train: IntArray) -> FloatArray:
         y, covariates = None if pool.y is None else pool.y[train], pool.labelled_covariates.iloc[train]
-        model = ImageHarmonizer(unseen_site="pooled")
+        model = ImageHarmonizer(unseen_site="pooled", keep_target=keep_target)
         model.fit(volumes[train], y, site=pool.site_labels[train], covariates=covariates)
         return means_of_volumes(volumes, pool, model)
 

@@ -133,7 +133,7 @@ def effects(
     names: Sequence[str],
     subject: NDArray[Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return the target's effect on each feature: as measured, with site in the regression, and harmonized.
+    """Return the target's effect on each feature: as measured, so with site intercepts, harmonized with them.
 
     Without a target, the first covariate's; ``None`` if nothing varies. Of more than two classes the two
     largest are compared. Of a ``subject`` with several rows the first is used: the regression assumes
@@ -154,7 +154,7 @@ def effects(
     for stage, x, sites in (
         ("measured", before, None),
         ("with_site", before, site),
-        ("harmonized", after, None),
+        ("harmonized", after, site),
     ):
         try:
             result = stat_map(x[rows], values[rows], covariates=covariates, sites=sites)

@@ -115,7 +115,7 @@ def fit_site_model(
     Cells of z that are NaN were not measured: trend, shifts and scales are estimated without them, joint
     effects with draws in their place that tell nothing of a site (:mod:`equipool.sites.missing`).
     """
-    design = _with_target_if_likely(z, design, curvature)
+    design = with_target_if_likely(z, design, curvature)
     rng = np.random.default_rng(seed_for(seed, "missing cells"))
     z, count = winsorise(z, design)
     shared = SharedTrend.fit(z, design, curvature=curvature)
@@ -148,7 +148,7 @@ def fit_site_model(
     )
 
 
-def _with_target_if_likely(z: FloatArray, design: Design, curvature: float | None) -> Design:
+def with_target_if_likely(z: FloatArray, design: Design, curvature: float | None = None) -> Design:
     """Return the design without its target, unless held-out participants have a higher likelihood with it.
 
     A target that means nothing has an effect by chance. Sites that are aligned with the target held constant

@@ -18,6 +18,7 @@ from equipool.sites.effect import Composition, FloatArray, IntArray, array, choo
 from equipool.sites.intensity import RANGE, Intensity
 from equipool.sites.scans import Box, ScanContext, gains, normalised
 from equipool.sites.shift_scale import PRIOR_SITES, SharedTrend, ShiftScale, shrunken_scales
+from equipool.sites.table_model import with_target_if_likely
 
 DARK = 0.05  # of the brain's bright end: harmonized scans approach 0 below it, and stay positive
 TURNS = 10  # of fitting trend and shifts, each given the other
@@ -261,7 +262,9 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
     sample = np.zeros((len(volumes), len(some)))
     for part, rows in reading.blocks(volumes):
         sample[part] = normalised(rows, template)[0][:, some]
-    shared = SharedTrend.fit(distributed.summed(sample), design)
+    sample = distributed.summed(sample)
+    design = with_target_if_likely(sample, design)
+    shared = SharedTrend.fit(sample, design)
     scans = Scans(volumes, design, shared.columns, shared.penalty, template, whole, Box(volumes.mask))
     fit = VolumeRegression(scans)
     survey = fit.survey()

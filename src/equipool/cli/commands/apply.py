@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from equipool.checks import require_columns
+from equipool.checks.findings import SHOWN, listed, plural
+from equipool.checks.inputs import as_numbers, parse_labels
+from equipool.checks.units import Seen
 from equipool.cli import derivative
 from equipool.cli.outputs import announce, check_out, facts_of, whole_or_nothing
 from equipool.cli.source import read_rows
 from equipool.data.bids import write_description
 from equipool.data.tables import image_paths
 from equipool.estimators import ImageHarmonizer, SiteHarmonizer, load
-from equipool.estimators.harmonizer import as_volumes
+from equipool.estimators.harmonizer import as_volumes, seen_at_fit
 from equipool.exceptions import InputError
-from equipool.files import file_sha256, read_json, write_json
+from equipool.files import file_sha256, read_json, write_json, write_whole
+from equipool.judge.scores import FloatArray
 from equipool.progress import say
 
 
@@ -64,21 +70,97 @@ def _apply_to_table(
     require_columns(frame, features)
     names = list(model.encoding_.columns)
     lacking = [name for name in names if name not in frame]
-    if lacking:
-        say(f"equipool: there is no column {', '.join(lacking)}; covariates are estimated from the data.")
+    _require_asked_for(arguments, lacking)
     site = frame[arguments.site] if arguments.site else None
     covariates = frame[names] if names and not lacking else None
-    model.set_params(unseen_site=arguments.unseen_site)
+    model.set_params(unseen_site=arguments.unseen_site, infer=arguments.infer)
+    _check_beside_fit(arguments, model, frame)
     clean = model.transform(frame[features], site=site, covariates=covariates)
     if arguments.dry_run:
         what = f"{len(frame)} rows, {len(features)} features, in seconds"
         announce(arguments, {"would write": what, "to": arguments.out})
         return 0
     with whole_or_nothing(arguments, facts) as new:
-        written = derivative.write_harmonized(new, arguments.table, frame, clean)
-        write_json(new / "summary.json", {**facts, "rows": len(frame)})
-    announce(arguments, {"harmonized": arguments.out / written}, rows=len(frame))
+        written, cells = derivative.write_harmonized(arguments, new, frame, clean)
+        write_json(new / "summary.json", {**facts, "rows": len(frame), **cells})
+        made = {"harmonized": arguments.out / written}
+        if not arguments.no_report:
+            stages = frame[features].to_numpy(np.float64), clean.to_numpy(np.float64)
+            made |= _report(arguments, new, model, frame, stages)
+    announce(arguments, made, rows=len(frame))
     return 0
+
+
+def _require_asked_for(arguments: argparse.Namespace, lacking: list[str]) -> None:
+    """Refuse to estimate the site or covariates of a table unless that is asked for; else say it is done."""
+    what = [] if arguments.site else ["a site (name its column with --site)"]
+    what += [f"{listed(lacking)} (kept at the fit)"] if lacking else []
+    if what and not arguments.infer:
+        raise InputError(
+            f"{arguments.table} lacks {' and '.join(what)}; add it, or have it estimated from the features "
+            "with --infer, which costs precision."
+        )
+    if what:
+        say(f"Warning: {arguments.table} lacks {' and '.join(what)}; estimated from the features (--infer).")
+
+
+def _columns_of_fit(model: Any, frame: pd.DataFrame) -> Iterator[tuple[Seen, FloatArray]]:
+    """Yield what the fit has seen of each column that is there, and its values here."""
+    for seen in seen_at_fit(model):
+        if seen.name in frame:
+            values = as_numbers(frame[seen.name]).to_numpy(np.float64)
+            if np.isfinite(values).any() and not np.isinf(values).any():
+                yield seen, values
+
+
+def _check_beside_fit(arguments: argparse.Namespace, model: Any, frame: pd.DataFrame) -> None:
+    """Refuse columns in another unit than at the fit; warn of unusual rows, and of sites that are new."""
+    columns = _columns_of_fit(model, frame)
+    findings = [finding for seen, values in columns for finding in seen.findings(values)]
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors:
+        others = [name for finding in errors[1:] for name in finding.columns]
+        raise InputError(errors[0].text + (f" The same holds for {listed(others)}." if others else ""))
+    for finding in findings[:SHOWN]:
+        say(f"Warning: {finding.text}")
+    if findings[SHOWN:]:
+        say(f"Warning: {plural(len(findings) - SHOWN, 'more column')} outside in some rows; see the report.")
+    if arguments.site and arguments.unseen_site != "error":
+        labels = parse_labels(frame[arguments.site])
+        done = {"adapt": "its effects are estimated from its", "pooled": "nothing is changed in its"}
+        for name in sorted({str(label) for label in labels if label is not None} - set(model.site_index)):
+            rows = plural(int((labels.astype(str) == name).sum()), "row")
+            say(f"Warning: site {name!r} was not seen at fit; {done[arguments.unseen_site]} {rows}.")
+
+
+def _report(
+    arguments: argparse.Namespace, new: Path, model: Any, frame: pd.DataFrame, stages: Sequence[FloatArray]
+) -> dict[str, Path]:
+    """Write the page: which rows of which sites, beside the data of the fit; the site before and after."""
+    from equipool.judge.heldout import predicted_among
+    from equipool.report.page import render
+
+    participants = zip(model.sites_, model.model_.n_participants, strict=True)
+    labels = parse_labels(frame[arguments.site]).astype(str) if arguments.site else np.empty(0, dtype=str)
+    columns = [
+        (seen, seen.outside(values).mean(), *np.nanquantile(values, [0, 0.5, 1]))
+        for seen, values in _columns_of_fit(model, frame)
+    ]
+    page = render(
+        "apply.html",
+        model=arguments.model,
+        source=arguments.table.name,
+        rows=len(frame),
+        sites=dict(zip(*np.unique(labels, return_counts=True), strict=True)),
+        at_fit={str(name): round(float(count)) for name, count in participants},
+        unseen=arguments.unseen_site,
+        inferred=arguments.infer,
+        columns=sorted(columns, key=lambda one: (not one[0].is_covariate, -one[1])),
+        predicted=predicted_among(labels, *stages) if len(stages) and len(labels) else {},
+        plural=plural,
+    )
+    write_whole(new / "report.html", page)
+    return {"report": arguments.out / "report.html"}
 
 
 def _apply_to_images(
@@ -103,6 +185,7 @@ def _apply_to_images(
         names = [covariate.name for covariate in model.covariates_]
         require_columns(frame, names)
         site, covariates = frame[arguments.site], frame[names]
+        _check_beside_fit(arguments, model, frame)
         model.set_params(unseen_site=arguments.unseen_site)
         if arguments.unseen_site == "error":  # found before anything is written, in one image of each site
             first = site.drop_duplicates().index.to_numpy()
@@ -125,5 +208,7 @@ def _apply_to_images(
             made |= {"predictions": out / "predictions.tsv"} if predict else {}
         derivative.write_participants(new, places, frame, [arguments.site, *names])
         write_json(new / "summary.json", {**facts, "people": len(volumes)})
+        if harmonizes and not arguments.no_report:
+            made |= _report(arguments, new, model, frame, [])
     announce(arguments, made, people=len(volumes))
     return 0

@@ -38,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     counts = {"people": len(pool), "sites": sites, "features": list(pool.feature_names)}
     facts = facts_of(arguments, frame) | counts
     check_out(arguments, facts)
+    if arguments.keep_target:
+        if pool.y is None:
+            raise InputError("--keep-target needs a target; name its column with --target.")
+        say(f"equipool: site effects are estimated with {arguments.target} allowed for (--keep-target).")
     places, mapped = pd.DataFrame(), pd.DataFrame()
     if pool.images is not None:
         places = derivative.places_of(frame, pool.images, arguments.id or arguments.subject)
@@ -63,13 +67,15 @@ def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[
     """Harmonize and write a table; return what was written."""
     frame, _, pool, subject = source
     out, features = arguments.out, list(pool.feature_names)
-    model = SiteHarmonizer(missing=arguments.missing, random_state=arguments.seed)
+    settings = {"keep_target": arguments.keep_target, "random_state": arguments.seed}
+    model = SiteHarmonizer(missing=arguments.missing, **settings)
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
-    clean = model.fit_transform(frame[features], pool.y, **given, subject=subject)
+    y = pool.y if arguments.keep_target else None
+    clean = model.fit_transform(frame[features], y, **given, subject=subject)
     with whole_or_nothing(arguments, facts) as new:
         model.save(new / "model")
-        written = derivative.write_harmonized(new, arguments.table, frame, clean)
-        write_json(new / "summary.json", facts)
+        written, cells = derivative.write_harmonized(arguments, new, frame, clean)
+        write_json(new / "summary.json", {**facts, **cells})
     made = {"harmonized": out / written, "features": listed(features, shown=3), "model": out / "model"}
     if not arguments.no_report:
         from equipool.cli.commands.report import report_on_table
@@ -90,7 +96,8 @@ def _harmonize_images(
     out: Path = arguments.out
     volumes = Volumes.build(pool.images or (), mask=arguments.mask, jobs=arguments.jobs, progress=True)
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
-    harmonizer = ImageHarmonizer(random_state=arguments.seed).fit(volumes, pool.y, **given)
+    harmonizer = ImageHarmonizer(keep_target=arguments.keep_target, random_state=arguments.seed)
+    harmonizer.fit(volumes, pool.y if arguments.keep_target else None, **given)
     pooler = _fitted_pooler(arguments, volumes, pool, facts, **given) if arguments.codes else None
     made = {"harmonized": out / "sub-…" / "anat", "model": out / "model"}
     summary, views = {**facts, "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}, None

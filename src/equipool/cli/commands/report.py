@@ -31,7 +31,7 @@ from equipool.report.page import report_page
 
 ACCOUNT, PAGE = "account.json", "report.html"
 PACKAGES = ("equipool", "numpy", "scipy", "scikit-learn", "torch")
-OPTIONS = ("covariates", "target", "id", "features", "task", "ignore", "site", "seed")
+OPTIONS = ("covariates", "target", "id", "features", "task", "ignore", "site", "seed", "keep_target")
 OF_IMAGES = ("codes", "encoder", "steps", "statmap")
 MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
@@ -138,7 +138,8 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
 
 def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
-    make = partial(SiteHarmonizer, missing=arguments.missing, random_state=arguments.seed)
+    settings = {"keep_target": arguments.keep_target, "random_state": arguments.seed}
+    make = partial(SiteHarmonizer, missing=arguments.missing, **settings)
     pool, subject = source.pool, source.subject
     refit, again = (refit_of(pool, make, subject) for refit_of in (refit_table, again_table))
     checked = preflight(source.inputs, missing=arguments.missing)
@@ -167,7 +168,7 @@ def report_on_images(
         arguments,
         pool,
         means_of_volumes(volumes, pool, harmonizer),
-        refit_images(pool, volumes),
+        refit_images(pool, volumes, keep_target=arguments.keep_target),
         preflight(with_intensity(source.inputs, brightness)),
         before=before,
         features=block_names(volumes),
@@ -182,7 +183,8 @@ def report_on_images(
 
 def _write(arguments: argparse.Namespace, *harmonized: Any, **more: Any) -> Path:
     say("Evaluating on held-out participants for the report (--no-report leaves it out) …")
-    account = account_of(*harmonized, seed=arguments.seed, **more)
+    more |= {"seed": arguments.seed, "allowed_for_target": arguments.keep_target}
+    account = account_of(*harmonized, **more)
     write_whole(arguments.out / ACCOUNT, account.to_json())
     for one in account.verdict:
         say(f"{MARKS[one['level']]} {one['text']}")
