@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipool.groups import CovariateAction, PlaneRotation
+
 
 def expm(generator: Tensor) -> Tensor:
     """torch's matrix exponential of skew matrices (..., n, n) at its full degree.
@@ -17,6 +19,27 @@ def expm(generator: Tensor) -> Tensor:
     lifted = torch.nn.functional.pad(generator, (0, 2, 0, 2))
     lifted[..., n + 1, n], lifted[..., n, n + 1] = 2.0, -2.0
     return torch.linalg.matrix_exp(lifted)[..., :n, :n]
+
+
+def skew(values: Tensor) -> Tensor:
+    """Arrange m = n(n-1)/2 numbers (..., m), row by row below the diagonal, as skew matrices (..., n, n)."""
+    n = (1 + math.isqrt(1 + 8 * values.shape[-1])) // 2
+    rows, columns = torch.tril_indices(n, n, offset=-1)
+    lower = values.new_zeros(*values.shape[:-1], n, n)
+    lower[..., rows, columns] = values
+    return lower - lower.mT
+
+
+def cayley(generator: Tensor) -> Tensor:
+    """Map skew matrices (..., n, n) to rotations by A ↦ (I − A)(I + A)⁻¹, the paper's cheaper map."""
+    identity = torch.eye(generator.shape[-1], dtype=generator.dtype)
+    # (I − A) and (I + A)⁻¹ commute, so the inverse may stand on the left and become a solve.
+    return torch.linalg.solve(identity + generator, identity - generator)
+
+
+def all_ones_generator(n: int) -> Tensor:
+    """Return the paper's generator 1_m of so(n), m = n(n-1)/2: ones below the diagonal, −1 above."""
+    return skew(torch.ones(n * (n - 1) // 2, dtype=torch.float64))
 
 
 def all_ones_basis(n: int) -> Tensor:
@@ -65,6 +88,14 @@ def equation_4_cayley(tau: Tensor, c: Tensor, generators: Tensor) -> Tensor:
             back = torch.linalg.inv(there)
             total = total + (there @ tau[i] - tau[j]).square().sum() + (back @ tau[j] - tau[i]).square().sum()
     return total
+
+
+def equation_4_cayley_in_planes(tau: Tensor, c: Tensor, action: CovariateAction) -> Tensor:
+    """The same in the coordinates of an action: the Cayley map of tA turns a plane by −2·arctan(tω)."""
+    rate = action.angles(c)
+    turns = -2 * torch.atan(rate - rate.unsqueeze(1))
+    # Each unordered pair is met twice, once for each of the two equal terms; i = j adds nothing.
+    return (PlaneRotation(turns, action.n).apply(tau.unsqueeze(1)) - tau).square().sum()
 
 
 def delta_eq(tau, covariate) -> float:

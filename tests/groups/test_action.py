@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipool.exceptions import InputError
-from equipool.groups import CovariateAction, all_ones_generator
-from oracles import all_ones_basis, assert_rotation
+from equipool.groups import CovariateAction
+from oracles import all_ones_basis, all_ones_generator, assert_rotation
 
 KINDS = {
     "spread": CovariateAction.spread,

@@ -2,19 +2,23 @@ import pytest
 import torch
 
 from equipool.exceptions import InputError
-from equipool.groups import CovariateAction, all_ones_generator
+from equipool.groups import CovariateAction
 from equipool.nn import (
     correlation_loss,
     equivariance_loss,
-    equivariance_loss_cayley,
     grouped_mmd,
     match_loss,
     mmd,
     prediction_loss,
 )
-from oracles import all_ones_basis, equation_4, equation_4_cayley
+from oracles import (
+    all_ones_basis,
+    all_ones_generator,
+    equation_4,
+    equation_4_cayley,
+    equation_4_cayley_in_planes,
+)
 
-FORMS = {"exp": (equivariance_loss, equation_4), "cayley": (equivariance_loss_cayley, equation_4_cayley)}
 ACTIONS = {
     "all-ones": lambda n, k: CovariateAction.all_ones(n, k),
     "spread": lambda n, k: CovariateAction.spread(n, k),
@@ -29,37 +33,40 @@ def sample(rows, n, covariates):
 
 @pytest.mark.parametrize(("n", "covariates"), [(2, 1), (5, 1), (12, 1), (12, 2), (13, 3)])
 @pytest.mark.parametrize("kind", sorted(ACTIONS))
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_equation_4_equals_the_literal_double_loop(form, kind, n, covariates):
-    ours, literal = FORMS[form]
+def test_equation_4_equals_the_literal_double_loop(kind, n, covariates):
     action = ACTIONS[kind](n, covariates)
     tau, c = sample(11, n, covariates)
     fast, slow = tau.clone().requires_grad_(), tau.clone().requires_grad_()
-    value = ours(fast, c, action, reduction="sum")
-    expected = literal(slow, c, action.generators())
+    value = equivariance_loss(fast, c, action, reduction="sum")
+    expected = equation_4(slow, c, action.generators())
     value.backward()
     expected.backward()
     assert abs((value - expected) / expected) <= 1e-12
     assert torch.linalg.norm(fast.grad - slow.grad) <= 1e-12 * torch.linalg.norm(slow.grad)
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_equation_4_with_the_papers_own_generator_and_sign(form):
+@pytest.mark.parametrize("kind", sorted(ACTIONS))
+def test_the_cayley_map_turns_planes_by_twice_the_arctangent(kind):
+    action = ACTIONS[kind](13, 3)
+    tau, c = sample(11, 13, 3)
+    expected = equation_4_cayley(tau, c, action.generators())
+    torch.testing.assert_close(equation_4_cayley_in_planes(tau, c, action), expected, rtol=1e-12, atol=0)
+
+
+def test_equation_4_with_the_papers_own_generator_and_sign():
     """G(i, j) = expm((i − j)·1_m), with the paper's 1_m read as ones above the diagonal."""
-    ours, literal = FORMS[form]
     tau, c = sample(9, 6, 1)
     above = -all_ones_generator(6)
-    expected = literal(tau, -c, above.unsqueeze(0))
-    value = ours(tau @ all_ones_basis(6), c, CovariateAction.all_ones(6), reduction="sum")
+    expected = equation_4(tau, -c, above.unsqueeze(0))
+    value = equivariance_loss(tau @ all_ones_basis(6), c, CovariateAction.all_ones(6), reduction="sum")
     assert abs((value - expected) / expected) <= 1e-12
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_the_mean_is_the_sum_over_the_number_of_pairs(form):
-    ours, _ = FORMS[form]
+def test_the_mean_is_the_sum_over_the_number_of_pairs():
     action = CovariateAction.spread(6)
     tau, c = sample(20, 6, 1)
-    torch.testing.assert_close(ours(tau, c, action), ours(tau, c, action, reduction="sum") / (20 * 19 / 2))
+    total = equivariance_loss(tau, c, action, reduction="sum")
+    torch.testing.assert_close(equivariance_loss(tau, c, action), total / (20 * 19 / 2))
 
 
 def test_the_loss_is_zero_exactly_where_tau_turns_with_the_covariate():
@@ -73,36 +80,26 @@ def test_the_loss_is_zero_exactly_where_tau_turns_with_the_covariate():
 def test_gradients_reach_the_covariates_too():
     action = CovariateAction.spread(4)
     tau, c = sample(6, 4, 1)
-    for form in (equivariance_loss, equivariance_loss_cayley):
-        assert torch.autograd.gradcheck(
-            lambda tau, c, form=form: form(tau, c, action), (tau.requires_grad_(), c.requires_grad_())
-        )
+    assert torch.autograd.gradcheck(
+        lambda tau, c: equivariance_loss(tau, c, action), (tau.requires_grad_(), c.requires_grad_())
+    )
 
 
-def test_blocks_do_not_change_the_cayley_loss():
-    action = CovariateAction.spread(5)
-    tau, c = sample(23, 5, 1)
-    whole = equivariance_loss_cayley(tau, c, action, block=100)
-    torch.testing.assert_close(equivariance_loss_cayley(tau, c, action, block=4), whole)
-
-
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_a_single_row_has_no_pairs(form):
+def test_a_single_row_has_no_pairs():
     tau, c = sample(1, 4, 1)
-    assert FORMS[form][0](tau, c, CovariateAction.spread(4)) == 0
+    assert equivariance_loss(tau, c, CovariateAction.spread(4)) == 0
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_shapes_that_would_broadcast_are_refused(form):
+def test_shapes_that_would_broadcast_are_refused():
     tau, c = sample(4, 4, 1)
-    loss, action = FORMS[form][0], CovariateAction.spread(4)
+    loss, action = equivariance_loss, CovariateAction.spread(4)
     for wrong in (c.T, c[:1], 0.3):
         with pytest.raises(InputError, match="c must have one row for each of the 4 rows"):
             loss(tau, wrong, action)
     with pytest.raises(InputError, match="reduction must be"):
         loss(tau, c, action, reduction="Sum")
     with pytest.raises(InputError, match=r"shape \(N, n\)"):
-        FORMS[form][0](tau[0], c, CovariateAction.spread(4))
+        loss(tau[0], c, CovariateAction.spread(4))
 
 
 def test_mmd_in_training_equals_the_double_loop():

@@ -69,8 +69,6 @@ class StageOne(nn.Module):
 
         With few participants, gradient descent on equation (4) overfits before it gets there.
         """
-        if self.tau.action.basis is not None:
-            return
         encoder: Any = self.encoder
         components, linear = encoder
         planes = list(self.tau.planes)

@@ -1,13 +1,6 @@
 """The group mathematics: rotations of SO(n), the covariates' action on the latent sphere, τ and Φ."""
 
-from equipool.groups.action import (
-    CovariateAction,
-    PlaneRotation,
-    all_ones_frequencies,
-    all_ones_generator,
-    cayley,
-    skew,
-)
+from equipool.groups.action import CovariateAction, PlaneRotation, all_ones_frequencies
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
 
 __all__ = [
@@ -17,7 +10,4 @@ __all__ = [
     "Phi",
     "PlaneRotation",
     "all_ones_frequencies",
-    "all_ones_generator",
-    "cayley",
-    "skew",
 ]

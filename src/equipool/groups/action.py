@@ -18,44 +18,6 @@ from torch import Tensor, nn
 from equipool.exceptions import InputError
 
 
-def skew(values: Tensor) -> Tensor:
-    """Arrange m = n(n-1)/2 numbers (..., m), row by row below the diagonal, as skew matrices (..., n, n).
-
-    Examples
-    --------
-    >>> skew(torch.tensor([1.0]))
-    tensor([[ 0., -1.],
-            [ 1.,  0.]])
-    """
-    m = values.shape[-1]
-    n = (1 + math.isqrt(1 + 8 * m)) // 2
-    if n * (n - 1) // 2 != m:
-        raise InputError(
-            f"skew() needs n(n-1)/2 numbers (1, 3, 6, 10, ...) in its last axis. Got {m}; "
-            f"the nearest are {n * (n - 1) // 2} (n={n}) and {n * (n + 1) // 2} (n={n + 1})."
-        )
-    rows, columns = torch.tril_indices(n, n, offset=-1, device=values.device)
-    lower = values.new_zeros(*values.shape[:-1], n, n)
-    lower[..., rows, columns] = values
-    return lower - lower.mT
-
-
-def cayley(generator: Tensor) -> Tensor:
-    """Map skew matrices (..., n, n) to rotations by A ↦ (I − A)(I + A)⁻¹, the paper's cheaper map.
-
-    For small A this is close to exp(−2A): it turns the other way and twice as far. It is not a homomorphism:
-    ``cayley(s A) @ cayley(t A)`` is not ``cayley((s + t) A)``.
-    """
-    identity = torch.eye(generator.shape[-1], dtype=generator.dtype, device=generator.device)
-    # (I − A) and (I + A)⁻¹ commute, so the inverse may stand on the left and become a solve.
-    return torch.linalg.solve(identity + generator, identity - generator)
-
-
-def all_ones_generator(n: int) -> Tensor:
-    """Return the paper's generator 1_m of so(n), m = n(n-1)/2: ones below the diagonal, −1 above."""
-    return skew(torch.ones(n * (n - 1) // 2, dtype=torch.float64))
-
-
 def all_ones_frequencies(n: int) -> Tensor:
     """Return how fast each plane of the all-ones generator turns: cot((2k − 1)π / 2n), k = 1 … ⌊n/2⌋.
 
@@ -139,7 +101,6 @@ class CovariateAction(nn.Module):
     """
 
     frequencies: Tensor
-    basis: None = None  # vectors are in plane coordinates
 
     def __init__(self, frequencies: Any, *, n: int | None = None) -> None:
         super().__init__()

@@ -85,7 +85,6 @@ class FrameTau(nn.Module):
         orbit, n_planes = self.orbit, len(self.orbit.frequencies)
         base = latent.new_zeros(orbit.n)
         base[0 : 2 * n_planes : 2] = n_planes**-0.5
-        base = base if orbit.basis is None else orbit.basis.to(base.dtype) @ base
         return orbit(self.covariate(latent)).apply(base.expand(*latent.shape[:-1], orbit.n))
 
     def covariate(self, latent: Tensor) -> Tensor:
@@ -116,16 +115,13 @@ class FrameTau(nn.Module):
                 f"floor={floor} in {len(self.planes)} plane(s) leaves nothing of the unit norm; "
                 f"take floor < {len(self.planes) ** -0.5:.2f}."
             )
-        basis = None if self.action.basis is None else self.action.basis.to(x.dtype)
-        x = x if basis is None else x @ basis
         unit = nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny) * math.sqrt(1 - share)
         pairs = unit[..., self.columns].unflatten(-1, (-1, 2))
         radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)
         empty = radius == 0
         direction = torch.where(empty, pairs.new_tensor([1.0, 0.0]), pairs / radius.masked_fill(empty, 1))
         longer = direction * torch.sqrt(floor**2 + radius**2)
-        unit = nn.functional.normalize(unit.index_copy(-1, self.columns, longer.flatten(-2)), dim=-1)
-        return unit if basis is None else unit @ basis.mT
+        return nn.functional.normalize(unit.index_copy(-1, self.columns, longer.flatten(-2)), dim=-1)
 
     @torch.no_grad()
     def calibrate(self, latent: Tensor, c: Any) -> None:
@@ -138,9 +134,7 @@ class FrameTau(nn.Module):
         """Return the designated planes' coordinates of x, (..., K, 2), in the action's dtype if wider."""
         # An error of the phase is multiplied by the ratio of the fastest to the designated frequency.
         x = x.to(torch.promote_types(x.dtype, self.action.frequencies.dtype))
-        basis = self.action.basis
-        chosen = x[..., self.columns] if basis is None else x @ basis[:, self.columns].to(x.dtype)
-        return chosen.unflatten(-1, (-1, 2))
+        return x[..., self.columns].unflatten(-1, (-1, 2))
 
 
 class LearnedTau(FrameTau):

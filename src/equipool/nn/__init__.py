@@ -3,7 +3,6 @@
 from equipool.nn.losses import (
     correlation_loss,
     equivariance_loss,
-    equivariance_loss_cayley,
     grouped_mmd,
     match_loss,
     mmd,
@@ -18,7 +17,6 @@ __all__ = [
     "coders",
     "correlation_loss",
     "equivariance_loss",
-    "equivariance_loss_cayley",
     "grouped_mmd",
     "match_loss",
     "mlp",

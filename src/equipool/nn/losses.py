@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from equipool import distributed
 from equipool.exceptions import InputError
-from equipool.groups import CovariateAction, PlaneRotation
+from equipool.groups import CovariateAction
 
 Reduction = Literal["sum", "mean"]
 
@@ -39,31 +38,21 @@ def equivariance_loss(
     >>> equivariance_loss(tau, age, rho).item() < 1e-9
     True
     """
-    c, divisor = _checked(tau, c, action, reduction)
+    rows = len(tau)
+    if tau.dim() != 2:
+        raise InputError(f"tau must have shape (N, n). Got {tuple(tau.shape)}.")
+    if reduction not in ("sum", "mean"):
+        raise InputError(f"reduction must be 'sum' or 'mean'. Got {reduction!r}.")
+    c = action.covariates(c)
+    if c.shape != (rows, action.n_covariates):  # it would broadcast silently
+        raise InputError(
+            f"c must have one row for each of the {rows} rows of tau, shape "
+            f"({rows}, {action.n_covariates}). Got {tuple(c.shape)}."
+        )
+    # A single row has no pairs and no loss.
+    divisor = 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
     u = action(-c).apply(tau)
-    return (u - u.mean(dim=0)).square().sum() * (2 * len(tau) / divisor)
-
-
-def equivariance_loss_cayley(
-    tau: Tensor, c: Any, action: CovariateAction, *, reduction: Reduction = "mean", block: int = 256
-) -> Tensor:
-    """Equation (4) with the paper's Cayley map in place of expm: G(i, j) = cay(Σ_k (c_j − c_i)_k A_k).
-
-    In its planes the Cayley map of tA is the turn by −2·arctan(tω), which is not a homomorphism: the pairs do
-    not collapse, and the cost stays O(N² n) in time. Memory is bounded by ``block`` rows against all others,
-    also in the backward pass. The other arguments are those of :func:`equivariance_loss`.
-    """
-    c, divisor = _checked(tau, c, action, reduction)
-    vectors = tau if action.basis is None else tau @ action.basis.to(tau.dtype)
-    rate = action.angles(c)  # Ω c
-
-    def of_block(rows: slice) -> Tensor:
-        turns = -2 * torch.atan(rate - rate[rows].unsqueeze(1))
-        return (PlaneRotation(turns, action.n).apply(vectors[rows].unsqueeze(1)) - vectors).square().sum()
-
-    blocks = [slice(start, start + block) for start in range(0, len(tau), block)]
-    # Each unordered pair is met twice, once for each of the two equal terms; i = j adds nothing.
-    return torch.stack([checkpoint(of_block, rows, use_reentrant=False) for rows in blocks]).sum() / divisor
+    return (u - u.mean(dim=0)).square().sum() * (2 * rows / divisor)
 
 
 def reconstruction_loss(x: Tensor, reconstructed: Tensor) -> Tensor:
@@ -140,19 +129,3 @@ def match_loss(z: Tensor, partner: Tensor) -> Tensor:
     """RM, RandMatch (Motiian et al.): ‖z_i − z_j‖² for random matches across sites; partner −1 means none."""
     matched = partner >= 0
     return (z[matched] - z[partner[matched]]).square().sum() / matched.sum().clamp_min(1)
-
-
-def _checked(tau: Tensor, c: Any, action: CovariateAction, reduction: Reduction) -> tuple[Tensor, float]:
-    """Refuse shapes that would broadcast silently; return c as (N, K), and what the sum is divided by."""
-    if tau.dim() != 2:
-        raise InputError(f"tau must have shape (N, n). Got {tuple(tau.shape)}.")
-    if reduction not in ("sum", "mean"):
-        raise InputError(f"reduction must be 'sum' or 'mean'. Got {reduction!r}.")
-    c, rows = action.covariates(c), len(tau)
-    if c.shape != (rows, action.n_covariates):
-        raise InputError(
-            f"c must have one row for each of the {rows} rows of tau, shape "
-            f"({rows}, {action.n_covariates}). Got {tuple(c.shape)}."
-        )
-    # A single row has no pairs and no loss.
-    return c, 1 if reduction == "sum" else max(rows * (rows - 1) / 2, 1)
