@@ -1,11 +1,13 @@
-"""Files written atomically, JSON, hashes, and the cache folder."""
+"""Files written atomically, JSON, hashes, data that come with the package, and the cache folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import tomllib
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,8 @@ def read_json(path: Path) -> Any:
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text(encoding="utf-8"))
     return None
+
+
+def packaged(folder: str, name: str) -> dict[str, Any]:
+    """Return the content of a TOML file in a folder of the package."""
+    return tomllib.loads(files(f"equipool.{folder}").joinpath(name).read_text(encoding="utf-8"))

@@ -19,66 +19,19 @@ import pandas as pd
 from equipool.benchmark import datasets as data_of
 from equipool.benchmark.runs import fingerprint, run_all
 from equipool.exceptions import InputError
-from equipool.files import write_json, write_whole
+from equipool.files import packaged, write_json, write_whole
 from equipool.judge.classifiers import classify_site
 from equipool.progress import Progress, duration, say
 
 Settings = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
-BASELINES = {
-    "naive": "NaivePooler",
-    "mmd": "MMDPooler",
-    "cai": "CAIPooler",
-    "ss": "SubsamplingPooler",
-    "rm": "RandMatchPooler",
-}
+TABLES = packaged("benchmark", "methods.toml")
+BASELINES: dict[str, str] = TABLES["baselines"]
+STEPS: dict[str, dict[str, Any]] = TABLES["steps"]  # from the paper's Algorithm 1 to ours
+SETTINGS: Settings = TABLES["settings"]
+SPACE: dict[str, dict[str, list[Any]]] = TABLES["space"]
 METHODS = (*BASELINES, "paper", "ours")
-
-# From the paper's Algorithm 1 to ours: each step keeps those before it.
-STEPS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "paper+frame": {"tau": "frame", "generator": "spread"},
-    "paper+still": {"turning_planes": 1, "independence": 1.0},
-    "paper+finetune": {"finetune": True},
-    "paper+channel": {"power": 6.0},
-    "paper+adversary": {"adversary": 0.5},
-    "paper+bounded": {"bounded": True},
-}
 ABLATION = (*STEPS, "ours", "transported")
-
-
-def _linear(hidden: int, weight_decay: float) -> dict[str, Any]:
-    return {"encoder": "linear", "hidden": hidden, "weight_decay": weight_decay}
-
-
-# Settings that differ from the defaults: dataset → method → parameters, "*" for all methods. German's are
-# those of `equipool select german --trials 12 --tolerance 0.01`, see docs/experiments.md.
-SETTINGS: Settings = {
-    "german": {
-        "*": {"steps": 400},
-        "naive": _linear(128, 0.0),
-        "mmd": {**_linear(128, 0.0), "invariance": 3.0},
-        "cai": {**_linear(64, 5.0), "invariance": 1.0},
-        "ss": {**_linear(128, 1.0), "invariance": 1.0},
-        "rm": {"encoder": "mlp", "hidden": 64, "weight_decay": 1.0, "invariance": 1.0},
-        "paper": {**_linear(64, 1.0), "mmd": 0.1, "latent_reconstruction": 0.1},
-        "ours": {**_linear(64, 0.0), "power": 10.0, "adversary": 0.5, "mmd": 0.3},
-    },
-    # Few scans, many voxels: chosen on another simulated cohort, see docs/experiments.md.
-    **{
-        name: {"*": {"encoder": "components", "steps": 300, "learning_rate": 1e-2}}
-        for name in ("adni-sim", "adni-sim-hard", "adcp-sim", "adcp-sim-hard")
-    },
-}
-
-# The search space of all methods, and of each.
-SPACE: dict[str, dict[str, list[Any]]] = {
-    "*": {"encoder": ["mlp", "linear"], "hidden": [64, 128], "weight_decay": [0.0, 1.0, 5.0]},
-    "naive": {},
-    **{method: {"invariance": [0.1, 0.3, 1.0, 3.0]} for method in ("mmd", "cai", "ss", "rm")},
-    "paper": {"mmd": [0.03, 0.1, 0.3, 1.0], "latent_reconstruction": [0.01, 0.1]},
-    "ours": {"power": [6.0, 10.0, 14.0], "adversary": [0.1, 0.2, 0.5], "mmd": [0.3, 1.0, 3.0]},
-}
 
 
 def settings_of(dataset: str, method: str, settings: Settings | None = None) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from typing import Any
 
 from equipool.exceptions import InputError
+from equipool.files import packaged
 
 ROLES = ("site", "covariates", "target", "id")
 
 # Usual names, and those of the presets' tables.
-COLUMNS = tomllib.loads(files("equipool.data").joinpath("columns.toml").read_text(encoding="utf-8"))
+COLUMNS = packaged("data", "columns.toml")
 NAMES: dict[str, list[str]] = COLUMNS["roles"]
 
 # What may follow such a name: age_months, sex_code.
