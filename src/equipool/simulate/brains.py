@@ -26,6 +26,7 @@ from equipool.data.bids import image_path, write_description
 from equipool.data.nifti import CORNER, mni_grid, write_volume
 from equipool.data.tables import write_table
 from equipool.exceptions import InputError
+from equipool.files import packaged
 
 FloatArray = NDArray[np.float64]
 Volume = NDArray[np.float32]
@@ -34,16 +35,7 @@ BRAINS_VERSION = 1  # raise it when a simulated brain changes: cached cohorts ar
 CLEAN_CONTRAST = (62.0, 100.0, 18.0)  # grey matter, white matter, fluid
 WAVES = [(i, j, k) for i in range(3) for j in range(3) for k in range(3) if 0 < i + j + k <= 3]
 AFFECTED, UNAFFECTED = 0.10, 0.01  # bounds of the effect of the disease, relative to the strongest
-# Where Alzheimer's disease reduces grey matter: centre and width in mm, strength. Right side; mirrored.
-AD_REGIONS = (
-    ((27.0, -20.0, -15.0), 9.0, 1.0),  # hippocampus
-    ((24.0, -4.0, -28.0), 8.0, 0.9),  # amygdala, entorhinal cortex
-    ((54.0, -18.0, -20.0), 12.0, 0.6),  # temporal gyri
-    ((46.0, -60.0, 34.0), 10.0, 0.4),  # parietal
-    ((4.0, -52.0, 28.0), 8.0, 0.4),  # posterior cingulate
-)
-# Knots of the random deformations and their size in mm.
-DEFORMATIONS = (((6, 7, 6), 2.2), ((11, 13, 11), 0.9))
+TABLES = packaged("simulate", "brains.toml")
 
 
 @dataclass(frozen=True)
@@ -72,22 +64,14 @@ class Cohort:
     overlap: float = 0.95
 
 
-ADNI = (
-    Scanner("GE", (64.0, 100.0, 20.0), gamma=1.0, blur=1.0, noise=0.030, gain=1.0, bias=0.08),
-    Scanner("Philips", (60.0, 100.0, 15.0), gamma=1.12, blur=1.8, noise=0.020, gain=1.6, bias=0.06),
-    Scanner("Siemens", (66.0, 100.0, 22.0), gamma=0.93, blur=1.3, noise=0.025, gain=0.7, bias=0.10),
-)
-# ADCP's three sites all have scanners of one manufacturer.
-ADCP = (
-    Scanner("site1", (63.0, 100.0, 19.0), noise=0.020, blur=1.0, bias=0.06),
-    Scanner("site2", (61.0, 100.0, 17.0), gamma=1.05, noise=0.025, blur=1.3, gain=1.2, bias=0.05),
-    Scanner("site3", (65.0, 100.0, 21.0), gamma=0.96, noise=0.030, blur=1.1, gain=0.9, bias=0.08),
-)
-# Sample counts as in the paper.
-COHORTS = {
-    "adni": Cohort(ADNI, (44, 32, 83), (78, 50, 162)),
-    "adcp": Cohort(ADCP, (10, 10, 5), (39, 33, 19), (55.0, 90.0), mean_age=70.0, age_sd=8.0, overlap=0.8),
-}
+def _cohort(scanners: dict[str, Any], **numbers: Any) -> Cohort:
+    """Return a cohort as its table in ``brains.toml`` describes it."""
+    numbers = {name: tuple(value) if isinstance(value, list) else value for name, value in numbers.items()}
+    made = (Scanner(name, **{**one, "contrast": tuple(one["contrast"])}) for name, one in scanners.items())
+    return Cohort(tuple(made), **numbers)
+
+
+COHORTS = {name: _cohort(**table) for name, table in TABLES["cohorts"].items()}
 
 
 class Anatomy:
@@ -118,10 +102,11 @@ class Anatomy:
         self.push = self._gradient(ventricles / ventricles.max())
         self.sulci = 0.35 + self._smooth(csf * (deep < 0.2), 5.0).clamp_max(0.5) * 1.5
         self.disease = torch.zeros_like(x)
-        for (cx, cy, cz), width, strength in AD_REGIONS:
+        for region in TABLES["disease"].values():
+            cx, cy, cz = region["centre"]
             for side in (-1, 1):
                 squared = (x - side * cx) ** 2 + (y - cy) ** 2 + (z - cz) ** 2
-                self.disease += strength * torch.exp(-squared / (2 * width**2))
+                self.disease += region["strength"] * torch.exp(-squared / (2 * region["width"] ** 2))
         self.disease.clamp_max_(1.0)
         self.horns = self._gradient(self._smooth(self.disease * (csf > 0.3), 4.0))
 
@@ -133,8 +118,8 @@ class Anatomy:
         """
         rng = np.random.default_rng(seed)
         displacement = torch.zeros_like(self.points)
-        for knots, strength in DEFORMATIONS:
-            draws = torch.from_numpy(rng.normal(0, strength, (1, 3, *knots)).astype(np.float32))
+        for each in TABLES["deformations"]:
+            draws = torch.from_numpy(rng.normal(0, each["size"], (1, 3, *each["knots"])).astype(np.float32))
             displacement += interpolate(draws, size=self.fine, mode="trilinear", align_corners=True)[0]
         displacement -= size * (self.points - self.points.mean(dim=(1, 2, 3), keepdim=True))
         years = (age - 50.0) / 45.0
