@@ -126,10 +126,8 @@ def load_adult() -> DatasetSplit:
     """
     wide = ["fnlwgt", "capital_gain", "capital_loss"]  # over orders of magnitude
     how: dict[str, Any] = {"skipinitialspace": True, "na_values": "?", "comment": "|"}
-    train, test = (
-        pd.read_csv(fetch(f"adult.{end}"), names=TABLES["adult"].split(), **how).dropna()
-        for end in ("data", "test")
-    )
+    how["names"] = TABLES["adult"].split()
+    train, test = (pd.read_csv(fetch(f"adult.{end}"), **how).dropna() for end in ("data", "test"))
     for frame in (train, test):
         frame[wide] = np.log1p(frame[wide].astype(float))
         frame["income"] = frame["income"].str.rstrip(".")
