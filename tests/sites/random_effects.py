@@ -6,7 +6,7 @@ from equipool.sites.coupling import Coupling
 from equipool.sites.covariance import Covariance
 from equipool.sites.design import Design
 from equipool.sites.effect import Composition, Context
-from equipool.sites.rising_curves import HATS
+from equipool.sites.rising_curves import WIDTH
 from equipool.sites.shift_scale import ShiftScale
 from equipool.sites.warp import Warp
 
@@ -54,7 +54,7 @@ def covariance(rng, sites=3, p=4, *, shrinkage=5.0, n=40):
 
 
 def curves(rng, *shape):
-    result = np.exp(0.5 * rng.normal(size=(*shape, HATS.width)))
+    result = np.exp(0.5 * rng.normal(size=(*shape, WIDTH)))
     result[..., 0] = -2.5 + rng.normal(size=shape)
     return result
 

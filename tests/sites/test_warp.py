@@ -14,14 +14,14 @@ from equipool.sites import design as designs
 from equipool.sites import rising_curves as module
 from equipool.sites.design import Design
 from equipool.sites.effect import Context
-from equipool.sites.rising_curves import HATS
+from equipool.sites.rising_curves import KNOTS, WIDTH
 from equipool.sites.shift_scale import SharedTrend
 from equipool.sites.warp import Warp
 from forging import forged
 
 
 def _curves(rng, *shape):
-    curves = np.exp(0.5 * rng.standard_normal((*shape, HATS.width)))
+    curves = np.exp(0.5 * rng.standard_normal((*shape, WIDTH)))
     curves[..., 0] = -2.5 + rng.standard_normal(shape)
     return curves
 
@@ -82,10 +82,10 @@ def test_a_curve_is_the_integral_of_its_slopes():
     v = np.array([[-7.0, -2.5], [-1.3, 0.2], [2.5, 6.0]])
     for i, k in np.ndindex(v.shape):
         area, _ = quad(
-            lambda t, k=k: np.interp(t, HATS.knots, curve[k, 1:]),
-            HATS.knots[0],
+            lambda t, k=k: np.interp(t, KNOTS, curve[k, 1:]),
+            KNOTS[0],
             v[i, k],
-            points=HATS.knots,
+            points=KNOTS,
             limit=200,
         )
         assert module.curve_at(v, curve)[i, k] == pytest.approx(curve[k, 0] + area, abs=1e-7)
@@ -95,10 +95,10 @@ def test_a_curve_and_its_inverse_undo_each_other():
     rng = np.random.default_rng(0)
     curve, v = (
         _curves(rng, 4),
-        np.vstack([4 * rng.standard_normal((50, 4)), np.repeat(HATS.knots[:, None], 4, axis=1)]),
+        np.vstack([4 * rng.standard_normal((50, 4)), np.repeat(KNOTS[:, None], 4, axis=1)]),
     )
     np.testing.assert_allclose(module.inverse_curve(module.curve_at(v, curve), curve), v, atol=1e-9)
-    line = np.ones((4, HATS.width))  # equal slopes, where the quadratic has no second term
+    line = np.ones((4, WIDTH))  # equal slopes, where the quadratic has no second term
     np.testing.assert_allclose(module.inverse_curve(module.curve_at(v, line), line), v, atol=1e-9)
 
 
@@ -129,7 +129,7 @@ def _naive_log_loss(v, design, curves, trend):
     total = 0.0
     for i, s in enumerate(design.site):
         for k in range(v.shape[1]):
-            slope = np.interp(v[i, k], HATS.knots, curves[s, k, 1:])
+            slope = np.interp(v[i, k], KNOTS, curves[s, k, 1:])
             height = module.curve_at(v[i : i + 1], curves[s])[0, k]
             residual = height - design.covariates[i] @ trend[k]
             total += design.weight[i] * (0.5 * residual**2 - np.log(slope))
@@ -164,12 +164,12 @@ def test_the_loss_is_the_sum_over_participants():
 def test_newton_reaches_the_optimum(stiffness):
     _, design, v = _small()
     sums = _sums(v, design)
-    prior = np.ones((2, HATS.width))
-    prior[:, 0] = HATS.knots[0]
+    prior = np.ones((2, WIDTH))
+    prior[:, 0] = KNOTS[0]
     penalty = np.array([0.01])
     curves, trend = module.newton(sums, prior, stiffness, penalty)
     cells = sums.cells.copy()
-    cells[..., -len(HATS.knots) :] += 0.5 / len(HATS.knots)  # half a participant, spread over the knots
+    cells[..., -len(KNOTS) :] += 0.5 / len(KNOTS)  # half a participant, spread over the knots
     sums = replace(sums, cells=cells)
 
     def objective(curves, trend):

@@ -15,7 +15,6 @@ Newton's method finds the one optimum in a few steps, whatever the number of row
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -25,46 +24,16 @@ from equipool.sites.effect import FloatArray, IntArray
 SMOOTH = 3.0  # how much more slopes at neighbouring knots go together than apart
 
 
-@dataclass(frozen=True, eq=False)
-class Hats:
-    """Hat functions at equally spaced knots: 1 at its own knot, linear to 0 at its neighbours."""
+KNOTS = np.linspace(-2.5, 2.5, 6)  # standard deviations of the feature; few participants are farther out
+STEP = float(KNOTS[1] - KNOTS[0])
+WIDTH = 1 + len(KNOTS)  # numbers of a curve: its height at the first knot, and its slopes at all
+CELLS = 6  # between two knots: logarithms of slopes are summed over cells, not over rows, to 1 %
 
-    knots: FloatArray
-    cells: int = 6  # between two knots: logarithms of slopes are summed over cells, not over rows, to 1 %
-
-    @property
-    def step(self) -> float:
-        """Distance of two knots."""
-        return float(self.knots[1] - self.knots[0])
-
-    @property
-    def width(self) -> int:
-        """Numbers of a curve: its height at the first knot, and its slopes at all."""
-        return 1 + len(self.knots)
-
-    @cached_property
-    def values(self) -> FloatArray:
-        """The hats mid-cell, beyond both ends, and at each knot, (cells + knots, knots)."""
-        first, *_, last = knots = self.knots
-        middles = first + (np.arange(self.cells * (len(knots) - 1)) + 0.5) * self.step / self.cells
-        places = np.concatenate([[first], middles, [last], knots])
-        return np.stack([np.interp(places, knots, row) for row in np.eye(len(knots))], axis=1)
-
-    @cached_property
-    def products(self) -> FloatArray:
-        """Products of two hats at the same places, (cells + knots, knots²)."""
-        return np.einsum("ck,cl->ckl", self.values, self.values).reshape(len(self.values), -1)
-
-    def cell(self, v: FloatArray) -> IntArray:
-        """Return the cell in which each value lies."""
-        last = self.cells * (len(self.knots) - 1)
-        place = np.floor((v - self.knots[0]) * (self.cells / self.step))
-        return np.asarray(np.clip(place, -1, last) + 1, dtype=np.intp)
-
-
-HATS = Hats(
-    np.linspace(-2.5, 2.5, 6)
-)  # in standard deviations of the feature; few participants are farther out
+# The hats mid-cell, beyond both ends, and at each knot, (cells + knots, knots), and products of two of them.
+_MIDDLES = KNOTS[0] + (np.arange(CELLS * (len(KNOTS) - 1)) + 0.5) * STEP / CELLS
+_PLACES = np.concatenate([KNOTS[:1], _MIDDLES, KNOTS[-1:], KNOTS])
+HATS: FloatArray = np.stack([np.interp(_PLACES, KNOTS, row) for row in np.eye(len(KNOTS))], axis=1)
+PRODUCTS: FloatArray = np.einsum("ck,cl->ckl", HATS, HATS).reshape(len(HATS), -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +53,7 @@ class Sums:
 
 def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) -> Sums:
     """Return the sums of each site; v is of these rows."""
-    n_sites, p, q, m, places = design.n_sites, v.shape[1], basis.shape[1], HATS.width, len(HATS.values)
+    n_sites, p, q, m, places = design.n_sites, v.shape[1], basis.shape[1], WIDTH, len(HATS)
     jj, jb = np.zeros((n_sites, p, m, m)), np.zeros((n_sites, p, m, q))
     bb, cells = np.zeros((n_sites, q, q)), np.zeros((n_sites, p, places))
     for s, of_site in enumerate(site_rows(design.site[rows], n_sites)):
@@ -95,21 +64,26 @@ def sums_of(v: FloatArray, design: Design, basis: FloatArray, rows: IntArray) ->
             jj[s] += weighted @ j.transpose(0, 2, 1)
             jb[s] += weighted @ b
             bb[s] += (b * w[:, None]).T @ b
-            flat = (HATS.cell(v[some]) + np.arange(p) * places).ravel()  # none at the knots
+            flat = (_cell(v[some]) + np.arange(p) * places).ravel()  # none at the knots
             cells[s] += np.bincount(flat, np.repeat(w, p), p * places).reshape(p, -1)
     return Sums(jj, jb, bb, cells, design.only(rows).n_participants)
 
 
+def _cell(v: FloatArray) -> IntArray:
+    """Return the cell in which each value lies."""
+    place = np.floor((v - KNOTS[0]) * (CELLS / STEP))
+    return np.asarray(np.clip(place, -1, CELLS * (len(KNOTS) - 1)) + 1, dtype=np.intp)
+
+
 def _integrals(v: FloatArray) -> FloatArray:
     """Return a 1 and the integrals of the hats from the first knot to v, (p, 1 + knots, rows)."""
-    knots, step = HATS.knots, HATS.step
-    result = np.ones((v.shape[1], HATS.width, len(v)))
-    ends = (knots[[0, -1]] - knots[:, None]) / step  # the outer hats have one side
-    near = np.clip((v.T[:, None] - knots[:, None]) / step, *np.clip(ends, -1, 1).T[..., None])
-    result[:, 1:] = step * (near - near * np.abs(near) / 2)
-    result[:, 2:] += step / 2
-    result[:, 1] += np.minimum(v.T - knots[0], 0.0)
-    result[:, -1] += np.maximum(v.T - knots[-1], 0.0)
+    result = np.ones((v.shape[1], WIDTH, len(v)))
+    ends = (KNOTS[[0, -1]] - KNOTS[:, None]) / STEP  # the outer hats have one side
+    near = np.clip((v.T[:, None] - KNOTS[:, None]) / STEP, *np.clip(ends, -1, 1).T[..., None])
+    result[:, 1:] = STEP * (near - near * np.abs(near) / 2)
+    result[:, 2:] += STEP / 2
+    result[:, 1] += np.minimum(v.T - KNOTS[0], 0.0)
+    result[:, -1] += np.maximum(v.T - KNOTS[-1], 0.0)
     return result
 
 
@@ -118,13 +92,13 @@ def log_loss(sums: Sums, curves: FloatArray, trend: FloatArray) -> FloatArray:
     predicted = sums.jb @ trend[None, :, :, None]
     quadratic = (curves[..., None, :] @ (sums.jj @ curves[..., None] - 2 * predicted))[..., 0, 0]
     quadratic += np.einsum("pq,sqr,pr->sp", trend, sums.bb, trend)
-    rising: FloatArray = (sums.cells * np.log(curves[..., 1:] @ HATS.values.T)).sum(axis=-1)
+    rising: FloatArray = (sums.cells * np.log(curves[..., 1:] @ HATS.T)).sum(axis=-1)
     return 0.5 * quadratic - rising
 
 
 def pool_curve(sums: Sums, penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the one curve of each feature that suits all sites, (p, m), and the trend, (p, q)."""
-    line = np.tile(np.append(HATS.knots[0], np.ones(len(HATS.knots))), (sums.jj.shape[1], 1))
+    line = np.tile(np.append(KNOTS[0], np.ones(len(KNOTS))), (sums.jj.shape[1], 1))
     whole = Sums(*(part.sum(axis=0, keepdims=True) for part in vars(sums).values()))
     curves, trend = newton(whole, line, 1.0, penalty)
     return curves[0], trend
@@ -146,22 +120,22 @@ def newton(
     coefficients, for each participant.
     """
     n_sites, p, m, q = sums.jb.shape
-    total, hats, k, steps = sums.n.sum(), HATS.values, len(HATS.knots), np.diff(np.eye(m)[1:], axis=0)
+    total, k, steps = sums.n.sum(), len(KNOTS), np.diff(np.eye(m)[1:], axis=0)
     scale = np.concatenate([np.ones((p, 1)), 1 / prior[:, 1:]], axis=1)
     precision = (np.eye(m) + smooth * steps.T @ steps) * scale[:, :, None] * scale[:, None, :]
     pull = np.reshape(stiffness, (-1, 1, 1)) * precision
     inner = sums.bb.sum(axis=0) + np.diag(penalty * total)
     # Half a participant is spread over the knots, so that slopes stay above 0.
-    counts = sums.cells + 0.5 / k * (np.arange(len(hats)) >= len(hats) - k)
+    counts = sums.cells + 0.5 / k * (np.arange(len(HATS)) >= len(HATS) - k)
     curves, trend = (np.broadcast_to(prior, (n_sites, p, m)), np.zeros((p, q))) if start is None else start
     for _ in range(MAX_ITERATIONS):
-        slopes = curves[..., 1:] @ hats.T
+        slopes = curves[..., 1:] @ HATS.T
         share = counts / slopes
         gradient = (sums.jj @ curves[..., None] - sums.jb @ trend[None, :, :, None])[..., 0]
         gradient += np.einsum("pmn,spn->spm", pull, curves - prior)
-        gradient[..., 1:] -= share @ hats
+        gradient[..., 1:] -= share @ HATS
         hessian = sums.jj + pull
-        hessian[..., 1:, 1:] += ((share / slopes) @ HATS.products).reshape(n_sites, p, k, k)
+        hessian[..., 1:, 1:] += ((share / slopes) @ PRODUCTS).reshape(n_sites, p, k, k)
         downhill = trend @ inner - np.einsum("spmq,spm->pq", sums.jb, curves)
         # Sites meet in the trend alone, so they are eliminated one by one.
         solved = np.linalg.solve(hessian, np.concatenate([sums.jb, gradient[..., None]], axis=3))
@@ -187,19 +161,19 @@ def curve_at(v: FloatArray, curve: FloatArray) -> FloatArray:
 
 def curve_slope(v: FloatArray, curve: FloatArray) -> FloatArray:
     """Return the curves' slopes at v (rows, p)."""
-    slopes = [np.interp(x, HATS.knots, one[1:]) for x, one in zip(v.T, curve, strict=True)]
+    slopes = [np.interp(x, KNOTS, one[1:]) for x, one in zip(v.T, curve, strict=True)]
     return np.reshape(slopes, v.shape[::-1]).T
 
 
 def inverse_curve(y: FloatArray, curve: FloatArray) -> FloatArray:
     """Return where the curves have the heights y (rows, p)."""
-    each, knots = np.arange(len(curve)), HATS.knots
+    each, knots = np.arange(len(curve)), KNOTS
     heights = curve_at(np.tile(knots[:, None], len(curve)), curve)
     k = sum((y >= height).astype(np.intp) for height in heights[1:-1])
     low, high = curve[each, 1 + k], curve[each, 2 + k]
     within = np.clip(y, heights[0], heights[-1])
     up = within - heights[k, each]
     # The root of low · d + (high − low) d² / 2 step = up that stays finite where both slopes are equal.
-    root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / HATS.step, 0.0))
+    root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * up / STEP, 0.0))
     d = 2 * up / (low + root)
     return knots[k] + d + np.minimum(y - within, 0.0) / low + np.maximum(y - within, 0.0) / high

@@ -38,8 +38,8 @@ class Warp(SiteEffect):
     columns: IntArray = array("warped", neutral=0)  # which features
     scale: FloatArray = array("sites", "warped", positive=True)  # v = scale · z + offset
     offset: FloatArray = array("sites", "warped")
-    curves: FloatArray = array("sites", "warped", str(rising.HATS.width))  # g_s
-    pool: FloatArray = array("warped", str(rising.HATS.width))  # ḡ
+    curves: FloatArray = array("sites", "warped", str(rising.WIDTH))  # g_s
+    pool: FloatArray = array("warped", str(rising.WIDTH))  # ḡ
     centre: FloatArray = array("warped")  # the pool's value is centre + width · v
     width: FloatArray = array("warped", positive=True)
 
@@ -67,9 +67,9 @@ class Warp(SiteEffect):
         # A compression acts on the trend too: curves are put on a scale that does so.
         shared = replace(shared, scales_trend=True)
         effect, rows = shared.whole.effect, np.flatnonzero(large[design.site])
-        curves = np.empty((design.n_sites, len(columns), rising.HATS.width))
+        curves = np.empty((design.n_sites, len(columns), rising.WIDTH))
         centre, width = np.empty((2, len(columns)))
-        for block in pieces(len(columns), design.n_sites * rising.HATS.width**2):
+        for block in pieces(len(columns), design.n_sites * rising.WIDTH**2):
             some, site = columns[block], design.site[rows]
             v = z[np.ix_(rows, some)] / effect.scale[:, some][site] - effect.shift[:, some][site]
             centre[block], width[block] = _mean_and_deviation(v, design.weight[rows])
@@ -172,7 +172,7 @@ def _losses(
     losses = np.empty((1 + 2 * len(stiffnesses), z.shape[1], design.n_sites))
     values = effect.undo(z[rows], shared.at(rows, design, fit))
     # So many features at a time that the sums of their curves fit into a cache.
-    for block in pieces(z.shape[1], design.n_sites * rising.HATS.width**2):
+    for block in pieces(z.shape[1], design.n_sites * rising.WIDTH**2):
         mean, width = _mean_and_deviation(values[: len(train), block], design.weight[train])
         v = (values[:, block] - mean) / width
         fitted = rising.sums_of(v[: len(train)], design, shared.columns, train)
