@@ -34,7 +34,7 @@ from equipool.data.tables import read_table
 from equipool.estimators.peers import PEERS, ComBatPeer
 from equipool.estimators.site_harmonizer import SiteHarmonizer
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import packaged, write_whole
 from equipool.judge.classifiers import BALANCED, SiteScore
 from equipool.judge.heldout import Fold, make_folds
 from equipool.judge.scores import r2_with_clean
@@ -46,16 +46,7 @@ SIMULATED = ("GE", "Philips", "Siemens", "Canon")
 USUAL: dict[str, Any] = {"features": 24, "noise": 0.12, "disease": 0.04, "mixing": 0.3, "bending": 0.1}
 JOINT = {"features": 80, "noise": 0.06, "joint": 0.3}
 FOLDS, MIN_ROWS = 5, 10  # rows of a site
-SHOWN = {
-    "adv": "adv",
-    "adv_age": "adv, covariates alone",
-    "age": "age R²",
-    "lso": "lso R²",
-    "auc": "AUC",
-    "auc_within": "AUC within sites",
-    "clean": "R² with clean",
-    "seconds": "s",
-}
+SHOWN: dict[str, str] = packaged("benchmark", "tables.toml")["harmonizers"]  # the titles of columns
 
 
 def run_harmonizers(

@@ -16,23 +16,15 @@ from sklearn.metrics import balanced_accuracy_score
 from equipool.benchmark import datasets as data_of
 from equipool.benchmark.methods import METHODS, Settings, make_method, settings_of, settings_text
 from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, mean_and_sd, run_all
-from equipool.files import read_json, write_whole
+from equipool.files import packaged, read_json, write_whole
 from equipool.judge.classifiers import UNWEIGHTED, classify_site, shuffled_band
 from equipool.judge.scores import age_from_tau, delta_eq, discrepancy, equivariance_of
 
 USUAL_SECONDS = {"german": 10.0, "adult": 65.0, "adni": 35.0, "adcp": 15.0}  # a run on one core
 VECTORS = 2000  # rows of τ that are saved for the figures
 
-# Shown in the table, with the direction that is better.
-COLUMNS = {
-    "delta_eq": ("ΔEq", "high"),
-    "adv": ("Adv %", "low"),
-    "adv_auc": ("Adv AUC", "low"),
-    "classifier_auc": ("best classifier AUC", "low"),
-    "classifier_acc": ("its Adv %", "low"),
-    "mmd": ("M ×100", "low"),
-    "acc": ("ACC %", "high"),
-}
+# The columns that are shown: title, and the direction that is better.
+COLUMNS: dict[str, tuple[str, str]] = packaged("benchmark", "tables.toml")["table1"]
 SUMMARY = "{dataset} {method} seed {seed}: ACC {acc:.1f}, best AUC {classifier_auc:.3f}, {seconds:.0f} s"
 BESIDE = ["permuted_low", "permuted_high", "dropped", "mmd_biased", "mmd_shuffled"]
 

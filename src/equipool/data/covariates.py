@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,11 @@ def covariates_of(inputs: Inputs, units: Mapping[str, str] | None = None) -> tup
     columns = zip(inputs.covariate_names, inputs.covariates.T, inputs.levels, strict=True)
     unit = (units or {}).get
     return tuple(Covariate.of(name, x, unit=unit(name, ""), levels=levels) for name, x, levels in columns)
+
+
+def scaled(values: FloatArray, covariates: Sequence[Covariate]) -> FloatArray:
+    """Return covariates (rows, K) in the scales of these."""
+    return (values - [one.centre for one in covariates]) / [one.scale for one in covariates]
 
 
 @dataclass(frozen=True)

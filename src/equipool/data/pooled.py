@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from equipool.checks import Arrays, Inputs, Missing, Roles, Task, check_inputs
 from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import FloatArray
-from equipool.data.covariates import Covariate, covariates_of
+from equipool.data.covariates import Covariate, covariates_of, scaled
 from equipool.data.splits import IntArray, deal, systematic
 from equipool.data.tables import image_paths, read_table
 from equipool.exceptions import InputError, did_you_mean
@@ -184,8 +184,7 @@ class PooledDataset:
     @property
     def scaled(self) -> FloatArray:
         """The covariates in scaled units, (rows, K): what :class:`CovariateAction` takes."""
-        columns = [one.scaled(self.C[:, k]) for k, one in enumerate(self.covariates)]
-        return np.column_stack(columns) if columns else np.empty((len(self), 0))
+        return scaled(self.C, self.covariates)
 
     @property
     def covariate_names(self) -> tuple[str, ...]:

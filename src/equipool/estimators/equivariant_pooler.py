@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -31,8 +30,8 @@ from equipool.groups import CovariateAction, FrameTau, LearnedTau
 from equipool.nn import correlation_loss, equivariance_loss, mlp, mmd, prediction_loss, reconstruction_loss
 from equipool.nn.networks import Adversary
 from equipool.randomness import row_noise, seed_for, seeded
+from equipool.sites.effect import FloatArray
 
-FloatArray = NDArray[np.float64]
 Losses = dict[str, Tensor]
 
 START_LENGTH = 3.0  # of the designated plane, beside coordinates of about 0.5

@@ -18,7 +18,7 @@ from equipool.checks.findings import listed, plural
 from equipool.checks.inputs import covariate_frame, parse_covariates, parse_labels, require_length
 from equipool.checks.units import Seen
 from equipool.data import PooledDataset
-from equipool.data.covariates import Covariate
+from equipool.data.covariates import Covariate, scaled
 from equipool.data.nifti import Frame, read_header
 from equipool.data.splits import deal
 from equipool.data.volumes import Volumes
@@ -26,9 +26,7 @@ from equipool.estimators.persistence import save
 from equipool.exceptions import EquipoolWarning, InputError
 from equipool.randomness import seed_for
 from equipool.sites.design import Design
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
+from equipool.sites.effect import FloatArray, IntArray
 
 FOLDS = 5  # of participants, for choices in fit
 MIN_ROWS_TO_ADAPT = 10  # of a new site; of fewer, the shift is mostly that of these participants
@@ -283,11 +281,6 @@ def seen_at_fit(model: Any) -> list[Seen]:
         features = [Seen(str(name), low, high, is_covariate=False) for name, low, high in table]
     ranges = zip(covariates, ends, strict=True)
     return [Seen(name, *end, True) for (name, levels), end in ranges if levels is None] + features
-
-
-def scaled(values: FloatArray, covariates: tuple[Covariate, ...]) -> FloatArray:
-    """Return covariates (rows, K) as scaled at fit."""
-    return (values - [one.centre for one in covariates]) / [one.scale for one in covariates]
 
 
 def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from equipool.checks import check_for_fit
 from equipool.checks.errors import warn_of_small_sites
 from equipool.checks.inputs import covariate_frame
-from equipool.data.covariates import Covariate, covariates_of
+from equipool.data.covariates import Covariate, covariates_of, scaled
 from equipool.data.volumes import Volumes
 from equipool.estimators.harmonizer import (
     Harmonizer,
@@ -21,14 +21,11 @@ from equipool.estimators.harmonizer import (
     given_sites,
     inputs_of,
     learned_from,
-    scaled,
 )
 from equipool.exceptions import InputError
-from equipool.sites.effect import array
+from equipool.sites.effect import FloatArray, array
 from equipool.sites.scans import BLOCK, Box
 from equipool.sites.volume_model import VolumeModel, fit_volume_model
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from equipool import distributed
 from equipool.checks import Inputs, Task, check_for_fit, refuse_text
-from equipool.data.covariates import Covariate, covariates_of
+from equipool.data.covariates import Covariate, covariates_of, scaled
 from equipool.data.splits import systematic
 from equipool.data.volumes import Volumes
-from equipool.estimators.harmonizer import as_volumes, inputs_of, scaled
+from equipool.estimators.harmonizer import as_volumes, inputs_of
 from equipool.estimators.image_harmonizer import ImageHarmonizer
 from equipool.estimators.persistence import save
 from equipool.estimators.site_harmonizer import SiteHarmonizer
@@ -32,11 +32,10 @@ from equipool.nn import coders, reconstruction_loss, site_batches, train
 from equipool.nn.networks import Components, EncoderKind, require_width
 from equipool.nn.training import Checkpoints, locked
 from equipool.randomness import seed_for
-from equipool.sites.effect import array
+from equipool.sites.effect import FloatArray, array
 from equipool.sites.scans import BLOCK, blocks
 from equipool.version import __version__
 
-FloatArray = NDArray[np.float64]
 Front: TypeAlias = BaseEstimator | Literal["auto"] | bool | None
 
 COMPONENT_ROWS, COMPONENT_BYTES = 1000, 2**30  # at most so many are in memory to find components
@@ -170,8 +169,7 @@ def manifest_of(estimator: Any, data: TrainingData) -> dict[str, dict[str, Any]]
 
     x: list[Any] = [data.x]
     if isinstance(data.x, ScaledVolumes):
-        volumes, starts = data.x.volumes, range(0, len(data.x), BLOCK)
-        x = [volumes.mask, *(hash_of(volumes.read(slice(start, start + BLOCK))) for start in starts)]
+        x = [data.x.volumes.mask, *map(hash_of, data.x.volumes.blocks(BLOCK))]
     # Numbers as they are trained on, and the scales that brought them there.
     hashed = {
         "X": [*x, estimator.feature_mean_, estimator.feature_scale_],

@@ -32,12 +32,9 @@ from equipool.estimators.harmonizer import (
 from equipool.exceptions import InputError
 from equipool.randomness import row_noise
 from equipool.sites.design import MAX_FEATURES, Design, find_point_masses, winsorised
-from equipool.sites.effect import array as declared
+from equipool.sites.effect import FloatArray, IntArray, array
 from equipool.sites.missing import completed, pooled_precision
 from equipool.sites.table_model import SiteModel, fit_site_model
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 
 RIDGE = 0.1  # of the regression that predicts covariates from features, for each row
 
@@ -54,14 +51,14 @@ class Learned:
     point_masses_: FloatArray = field(metadata={"dimensions": ("inputs",), "missing": True})
     encoding_: Encoding
     model_: SiteModel
-    feature_names_in_: NDArray[np.object_] | None = declared("inputs")
-    sites_: NDArray[np.str_] = declared("sites")
-    feature_mean_: FloatArray = declared("inputs")
-    feature_scale_: FloatArray = declared("inputs", positive=True)
-    covariate_readers_: FloatArray = declared("2", "features+1", "covariates")
-    floor_: FloatArray = declared("inputs")
-    imputation_: FloatArray = declared("imputed", "imputed")
-    _support: FloatArray = declared("covariates", "sites", "4")
+    feature_names_in_: NDArray[np.object_] | None = array("inputs")
+    sites_: NDArray[np.str_] = array("sites")
+    feature_mean_: FloatArray = array("inputs")
+    feature_scale_: FloatArray = array("inputs", positive=True)
+    covariate_readers_: FloatArray = array("2", "features+1", "covariates")
+    floor_: FloatArray = array("inputs")
+    imputation_: FloatArray = array("imputed", "imputed")
+    _support: FloatArray = array("covariates", "sites", "4")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

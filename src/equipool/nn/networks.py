@@ -85,9 +85,9 @@ class Components(nn.Module):
     basis: Tensor
     scale: Tensor
 
-    def __init__(self, n_features: int, count: int = N_COMPONENTS) -> None:
+    def __init__(self, n_features: int) -> None:
         super().__init__()
-        self.register_buffer("basis", torch.zeros(n_features, count))
+        self.register_buffer("basis", torch.zeros(n_features, N_COMPONENTS))
         self.register_buffer("scale", torch.ones(()))
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class Components(nn.Module):
         """Estimate the components from the inner products of these rows."""
         rows = rows.to(self.basis.dtype)
         values, vectors = torch.linalg.eigh(rows @ rows.mT)
-        count = min(self.basis.shape[1], len(rows) - 1)
+        count = min(N_COMPONENTS, len(rows) - 1)
         directions = rows.mT @ vectors[:, -count:].flip(1)
         self.basis[:, :count] = directions / directions.norm(dim=0).clamp_min(1e-12)
         self.scale.copy_((values[-count:].mean() / len(rows)).sqrt().clamp_min(1e-12))
@@ -110,7 +110,7 @@ class ComponentsDecoder(nn.Module):
 
     def __init__(self, components: Components, n_latent: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(n_latent, components.basis.shape[1])
+        self.linear = nn.Linear(n_latent, N_COMPONENTS)
         self.components = components
 
     def forward(self, latent: Tensor) -> Tensor:
