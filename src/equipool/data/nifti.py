@@ -38,11 +38,17 @@ MNI = 4  # NIfTI's code of MNI space
 CORNER, EXTENT = (-90.0, -126.0, -72.0), (180.0, 216.0, 180.0)  # mm: the paper's box, 91 × 109 × 91 at 2 mm
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Frame:
     """The grid of an image: voxels along each axis, and the affine from voxels to mm."""
 
     shape: tuple[int, int, int]
     affine: NDArray[np.float64]
+
+    def __str__(self) -> str:
+        """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
+        sizes, axes = voxel_sizes(self.affine).round(3), nibabel.aff2axcodes(self.affine)
+        return f"{_times(self.shape)} voxels of {_times(sizes)} mm, {''.join(map(str, axes))}"
 
 
 class ReadMask(NamedTuple):
@@ -53,17 +59,11 @@ class ReadMask(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Grid(Frame):
     """The grid that all images share, and what was counted on it."""
 
-    shape: tuple[int, int, int]
-    affine: NDArray[np.float64]
     present: NDArray[np.int32]  # in how many images each voxel is finite and not zero
     brightness: tuple[float, ...]  # of each image, the median magnitude of the voxels that are not zero
-
-    def __str__(self) -> str:
-        """Return "40 × 48 × 40 voxels of 4 × 4 × 4 mm, RAS"."""
-        return _described(Frame(self.shape, self.affine))
 
 
 def check_volumes(
@@ -123,7 +123,7 @@ def check_volumes(
         what = f"The intensities of {listed(odd, shown=SHOWN)} are more than {UNLIKE:g} times above or below"
         text = f"{what} those of the other images; were they scaled differently?"
         warnings.warn(text, EquipoolWarning, stacklevel=2)
-    return Grid(*frame, present, tuple(brightness.values()))
+    return Grid(frame.shape, frame.affine, present, tuple(brightness.values()))
 
 
 def region_means(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -291,15 +291,10 @@ def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE)
 
 
-def _described(frame: Frame) -> str:
-    sizes, axes = voxel_sizes(frame.affine).round(3), nibabel.aff2axcodes(frame.affine)
-    return f"{_times(frame.shape)} voxels of {_times(sizes)} mm, {''.join(map(str, axes))}"
-
-
 def _difference(frame: Frame, usual: Frame) -> str:
     """Return how a grid differs from the usual one, "" if it does not."""
-    if (described := _described(frame)) != _described(usual):
-        return f"has {described}, expected {_described(usual)}"
+    if str(frame) != str(usual):
+        return f"has {frame}, expected {usual}"
     if not _same(frame.affine[:3, :3], usual.affine[:3, :3]):
         return "is rotated against the affine"
     shift = np.linalg.norm(frame.affine[:3, 3] - usual.affine[:3, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -110,13 +110,8 @@ class Volumes:
         """
         files = tuple(Path(path) for path in paths)
         chosen = None if mask is None else read_mask(mask)
-        digest = hashlib.sha256(f"{SCHEMA}".encode())
-        for path in files:
-            digest.update(f"\0{os.path.abspath(path)}".encode())
-        if chosen is not None:
-            digest.update(f"\0{chosen.inside.shape}{chosen.affine}".encode())
-            digest.update(np.packbits(chosen.inside).tobytes())
-        folder = Path(cache or cache_folder() / "images") / digest.hexdigest()[:32]
+        key = joblib.hash((SCHEMA, [os.path.abspath(path) for path in files], tuple(chosen or ())))
+        folder = Path(cache or cache_folder() / "images") / key
         volumes = _open(folder, files)
         if volumes is None:
             try:

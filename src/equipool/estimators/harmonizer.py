@@ -223,7 +223,7 @@ def as_volumes(X: Any, mask: Any = None, affine: Any = None) -> Volumes | None:
     if paths:
         grid = None if mask is None else read_header(Path(paths[0]))
         if isinstance(grid, Frame):
-            _require_grid(*grid, mask, affine)
+            _require_grid(grid.shape, grid.affine, mask, affine)
         X = Volumes.build(paths, mask=mask)
     if not isinstance(X, Volumes):
         return None
