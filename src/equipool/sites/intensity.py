@@ -62,9 +62,7 @@ class Intensity(SiteEffect):
     def log_det(self, rows: FloatArray, at: Any) -> FloatArray:
         """Return log |∂ undo(rows) / ∂ rows|; of blur, the approximation for a brain without edges."""
         straight = self._inverted(self._without_blur(rows, at), at)
-        inner = np.clip(straight, *self.range)
-        slope = np.where(inner == straight, self._slope(inner, at), 1.0)
-        total = -np.log(np.maximum(slope, 1 / MAX_SLOPE_RATIO)).sum(axis=1)
+        total = -np.log(self._slope(straight, at)).sum(axis=1)
         total -= rows.shape[1] * np.log(gains(straight, at.template))
         blur = self.curves[:, 3:].sum(axis=1)[at.site]
         return total + rows.shape[1] * at.box.log_det_of_detail(1 + blur)
@@ -88,17 +86,17 @@ class Intensity(SiteEffect):
         inner, (square, cube) = np.clip(rows, *self.range), self.curves[at.site, 1:3].T[..., None]
         return rows + inner * (self.fields[at.site] + inner * (square + inner * cube))
 
-    def _slope(self, inner: FloatArray, at: Any) -> FloatArray:
-        square, cube = self.curves[at.site, 1:3].T[..., None]
-        return 1 + self.fields[at.site] + inner * (2 * square + 3 * cube * inner)
+    def _slope(self, rows: FloatArray, at: Any) -> FloatArray:
+        """Return the curve's slope, 1 beyond its ends, and nowhere so small that it could not be inverted."""
+        inner, (square, cube) = np.clip(rows, *self.range), self.curves[at.site, 1:3].T[..., None]
+        slope = 1 + self.fields[at.site] + inner * (2 * square + 3 * cube * inner)
+        return np.maximum(np.where(inner == rows, slope, 1.0), 1 / MAX_SLOPE_RATIO)
 
     def _inverted(self, goal: FloatArray, at: Any) -> FloatArray:
         """Return C whose curve is the goal, by Newton's method."""
         rows = goal.copy()
         for _ in range(4):  # to rounding: curves are nearly straight
-            inner = np.clip(rows, *self.range)
-            slope = np.where(inner == rows, self._slope(inner, at), 1.0)
-            rows -= (self._curved(rows, at) - goal) / np.maximum(slope, 1 / MAX_SLOPE_RATIO)
+            rows -= (self._curved(rows, at) - goal) / self._slope(rows, at)
         return rows
 
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from equipool import distributed
 from equipool.data.volumes import Volumes
@@ -38,8 +39,7 @@ class SiteDiscriminant:
         """Return the probability of each site, (rows, sites), if all are equally probable before."""
         apart = ((rows - self.centre) @ self.axes.T)[:, None] - self.places
         distance = np.einsum("nsi,ij,nsj->ns", apart, self.precision, apart)
-        weight = np.exp(-0.5 * (distance - distance.min(axis=1, keepdims=True)))
-        return weight / weight.sum(axis=1, keepdims=True)
+        return softmax(-0.5 * distance, axis=1)
 
     def expected(self, rows: FloatArray) -> FloatArray:
         """Return the mean scan of each row's site, averaged over the sites' probabilities."""
