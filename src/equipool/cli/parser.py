@@ -69,15 +69,15 @@ class Parser(argparse.ArgumentParser):
     def declare(self, name: str, command: Command) -> None:
         """Add a command's options; its usage shows those that a call must have."""
         for word in command.options.split():
-            help, members = GROUPS.get(word, ("", word))
-            group = self.add_argument_group(word, help) if help else self
-            for option in members.split():
+            inside = GROUPS.get(word)
+            group = self.add_argument_group(word, inside["help"]) if inside else self
+            for option in inside["options"].split() if inside else [word]:
                 settings = OPTIONS.get(f"{name} {option}", OPTIONS[option])
                 group.add_argument(*option.split("/"), **settings)
         must = [action for action in self._actions if action.required]
         words = [f"{(*one.option_strings, '')[0]} {one.metavar or one.dest.upper()}".strip() for one in must]
         self.usage = " ".join([self.prog, *words, "[options]"])
-        self.set_defaults(go_on=command.go_on, **command.constants)
+        self.set_defaults(go_on=command.go_on, **dict.fromkeys(command.lacks), **command.constants)
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong and where help is."""
