@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,38 +173,35 @@ def account_of(
 
 def refit_table(
     pool: PooledDataset, make: Callable[[], Any], subject: NDArray[Any] | None = None
-) -> Harmonize:
+) -> Callable[..., FloatArray]:
     """Return what fits a harmonizer of tables on some rows and harmonizes all.
 
     ``make`` returns an unfitted one with ``fit(X, y, site=, covariates=)`` (and ``subject=``, if that is
     given) and ``transform(X, site=, covariates=)``. Rows of a site without training rows stay as measured.
     """
-    return lambda train: _refitted(pool, make, subject, train, pool.C, pool.y)
+
+    def harmonize(
+        train: IntArray, covariates: FloatArray = pool.C, y: NDArray[Any] | None = pool.y
+    ) -> FloatArray:
+        def given(rows: Any) -> dict[str, Any]:
+            return {
+                "site": pool.site_labels[rows],
+                "covariates": covariates[rows] if pool.C.shape[1] else None,
+            }
+
+        model, fitted = make(), np.isin(pool.site, pool.site[train])
+        more = {} if subject is None else {"subject": subject[train]}
+        model.fit(pool.features[train], None if y is None else y[train], **given(train), **more)
+        after = pool.features.copy()
+        after[fitted] = model.transform(after[fitted], **given(fitted))
+        return after
+
+    return harmonize
 
 
 def again_table(pool: PooledDataset, make: Callable[[], Any], subject: NDArray[Any] | None = None) -> Again:
     """Return what fits on all rows, given other covariates and another target, and harmonizes these rows."""
-    every = np.arange(len(pool))
-    return lambda covariates, y: _refitted(pool, make, subject, every, covariates, y)
-
-
-def _refitted(
-    pool: PooledDataset,
-    make: Callable[[], Any],
-    subject: NDArray[Any] | None,
-    train: IntArray,
-    covariates: FloatArray,
-    y: NDArray[Any] | None,
-) -> FloatArray:
-    def given(rows: Any) -> dict[str, Any]:
-        return {"site": pool.site_labels[rows], "covariates": covariates[rows] if pool.C.shape[1] else None}
-
-    model, fitted = make(), np.isin(pool.site, pool.site[train])
-    more = {} if subject is None else {"subject": subject[train]}
-    model.fit(pool.features[train], None if y is None else y[train], **given(train), **more)
-    after = pool.features.copy()
-    after[fitted] = model.transform(after[fitted], **given(fitted))
-    return after
+    return partial(refit_table(pool, make, subject), np.arange(len(pool)))
 
 
 def refit_images(pool: PooledDataset, volumes: Volumes, *, keep_target: bool = False) -> Harmonize:
