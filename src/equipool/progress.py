@@ -19,8 +19,9 @@ class Progress:
 
     def __call__(self, done: int) -> None:
         """Update the line."""
-        text = f"{self.what}: {done} of {self.total}, about {duration(self.remaining(done))} left"
-        replace_line(text, last=done == self.total)
+        if sys.stderr.isatty():
+            text = f"{self.what}: {done} of {self.total}, about {duration(self.remaining(done))} left"
+            print(f"\r\x1b[K{text}", end="\n" * (done == self.total), file=sys.stderr, flush=True)
 
     def remaining(self, done: int) -> float:
         """Return the seconds that the other items take, by the mean of those done."""
@@ -33,12 +34,6 @@ def counted(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     for done, item in enumerate(items, start=1):
         progress(done)
         yield item
-
-
-def replace_line(text: str, *, last: bool = False) -> None:
-    """Write a line in place of the last one on a terminal; nothing in a pipe or a log."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,13 +58,9 @@ def break_cautions(inputs: Inputs, measured: FloatArray | None = None) -> Iterat
         if step is None or step.p > 1 / (PERMUTATIONS + 1):
             continue
         last, first = rows[step.start - 1], rows[step.start]
-        text = (
-            f"From about {inputs.rows_text([first])} on, the rows of {site!r} differ from the {step.start} "
-            f"before them (a step of {step.size:.0f}, where permuted rows give {step.chance:.0f}): if the "
-            f"scanner or its protocol changed there, give each part a different name in "
-            f"{inputs.site_name!r}; if the rows are sorted by a variable that matters, make it a covariate."
-        )
-        yield warning("break-within-site", text, inputs.site_name, rows=(last, first))
+        words: dict[str, Any] = {"before": step.start, "size": step.size, "chance": step.chance}
+        words |= {"site": site, "where": inputs.rows_text([first])}
+        yield warning("break-within-site", inputs.site_name, rows=(last, first), **words)
 
 
 def find_break(values: FloatArray, regressors: FloatArray, *, seed: int = 0) -> Break | None:

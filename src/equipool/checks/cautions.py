@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,19 +29,14 @@ def site_cautions(inputs: Inputs) -> Iterator[Finding]:
         return
     single, small = labels[counts == 1], labels[(counts > 1) & (counts < SMALL_SITE)]
     if 0 < len(single) < len(labels):
-        sites = f"{plural(len(single), 'site has', 'sites have')} one participant only ({listed(single)})"
-        what = "nothing can be estimated there, the pooled estimate is used"
-        text = f"{sites}: {what}; add participants or merge it with a like site."
-        yield warning("single-person-site", text, inputs.site_name)
+        sites = plural(len(single), "site has", "sites have")
+        yield warning("single-person-site", inputs.site_name, sites=sites, names=listed(single))
     if len(small):
-        sites = f"{plural(len(small), 'site has', 'sites have')} fewer than {SMALL_SITE} participants"
-        what = f"{sites} ({listed(small)}): estimates are shrunk towards the pool"
-        yield warning("small-site", f"{what}; add participants or merge like sites.", inputs.site_name)
+        words: dict[str, Any] = {"sites": plural(len(small), "site has", "sites have"), "least": SMALL_SITE}
+        yield warning("small-site", inputs.site_name, **words, names=listed(small))
     for _, names in pd.Series(labels).groupby([re.sub(r"[\W_]+", "", label).casefold() for label in labels]):
         if len(names) > 1:
-            what = f"The sites {listed(names)} differ only in case, spaces or punctuation"
-            text = f"{what}; if they are one site, give them one name."
-            yield warning("similar-site-names", text, inputs.site_name)
+            yield warning("similar-site-names", inputs.site_name, names=listed(names))
 
 
 def absence_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -59,10 +55,9 @@ def absence_cautions(inputs: Inputs) -> Iterator[Finding]:
         absent = counts.index[(counts == 0).any(axis=1)]
         if len(absent) and (kind == "class" or len(absent) < len(inputs.sites)):
             lacking = counts.columns[counts.loc[absent[0]] == 0]
-            sites = f"{plural(len(absent), 'site does', 'sites do')} not have every {kind} of {name!r}"
-            example = f"{listed(absent)}; {absent[0]!r} lacks {listed(lacking)}"
-            text = f"{sites} ({example}): the effect there is estimated from the other sites alone."
-            yield warning(f"{kind}-absent", text, name, inputs.site_name)
+            words = {"kind": kind, "example": absent[0], "lacking": listed(lacking)}
+            words |= {"sites": plural(len(absent), "site does", "sites do"), "absent": listed(absent)}
+            yield warning("{kind}-absent", name, inputs.site_name, **words)
 
 
 def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float]) -> Iterator[Finding]:
@@ -73,15 +68,9 @@ def overlap_cautions(overlap: dict[str, pd.DataFrame], common: dict[str, float])
         pair = " and ".join(map(repr, worst))
         if disjoint:
             pairs_share = plural(disjoint, "pair of sites shares", "pairs of sites share")
-            what = f"{pairs_share} no range of {name!r} (such as {pair})"
-            matching = "matching would exclude all of their participants"
-            text = f"{what}: {matching}; equipool transports them to a common {name}, which extrapolates."
-            yield warning("disjoint-support", text, name)
+            yield warning("disjoint-support", name, pairs=pairs_share, pair=pair)
         elif share < LITTLE_OVERLAP:
-            what = f"{pair} have {share:.0%} of their participants in a common range of {name!r}"
-            range_of_all = f"{common[name]:.0%} of all participants are in the range that every site covers"
-            text = f"{what}, and {range_of_all}: methods that need common support drop the rest."
-            yield warning("little-support", text, name)
+            yield warning("little-support", name, pair=pair, share=share, common=common[name])
 
 
 def pairs_by_overlap(frame: pd.DataFrame) -> list[tuple[float, str, str]]:
@@ -108,12 +97,12 @@ def confounding_cautions(
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
         advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be fully separated")
     degree = "strongly" if excess > 0.5 else "moderately"
-    accuracy = f"{prediction.balanced_accuracy:.0%} (chance {prediction.chance:.0%})"
-    text = (
-        f"The site is {degree} confounded with {listed(confounding)}: from these alone a classifier predicts "
-        f"the site with a balanced accuracy of {accuracy}; {'; '.join(advice)}."
-    )
-    yield warning("confounded", text, *confounding)
+    words: dict[str, Any] = {
+        "accuracy": prediction.balanced_accuracy,
+        "chance": prediction.chance,
+        "degree": degree,
+    }
+    yield warning("confounded", *confounding, **words, advice="; ".join(advice))
 
 
 def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -128,10 +117,8 @@ def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:
         if gaps[cut] <= many[-1] - many[0] or len(few) > max(FEW * len(ordered), 1):
             continue
         rows = np.flatnonzero(np.isin(values, few)).tolist()
-        what = f"The covariate {name!r} is {values[rows[0]]:g} in {inputs.rows_text(rows)}"
-        others = f"far from all others ({many[0]:g} to {many[-1]:g}), and would set the scale of its action"
-        text = f"{what}, {others}; correct it if it is a slip or a code for missing."
-        yield warning("covariate-outlier", text, name, rows=rows)
+        words = {"value": values[rows[0]], "low": many[0], "high": many[-1]}
+        yield warning("covariate-outlier", name, rows=rows, **words, where=inputs.rows_text(rows))
 
 
 def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -148,14 +135,10 @@ def feature_cautions(inputs: Inputs) -> Iterator[Finding]:
         outlying = finite & (deviation > 0) & (np.abs(X / deviation - middle / deviation) > OUTLYING)
     columns, rows = np.nonzero((outlying & (outlying.mean(axis=0) <= FEW)).T)
     if len(rows):
-        row, column, names = rows[0], columns[0], [inputs.feature_names[k] for k in columns]
-        text = (
-            f"{plural(len(rows), 'value is', 'values are')} far from all others, such as {X[row, column]:g} "
-            f"in {names[0]!r}, {inputs.rows_text([int(row)])} (most lie between {low[column]:g} and "
-            f"{high[column]:g}): a failure, or a code for missing? Correct it, or empty the cell and impute; "
-            "SiteHarmonizer winsorises it when site effects are estimated, and still harmonizes it."
-        )
-        yield warning("feature-outlier", text, *dict.fromkeys(names), rows=dict.fromkeys(rows))
+        row, column, names = int(rows[0]), columns[0], [inputs.feature_names[k] for k in columns]
+        words = {"values": plural(len(rows), "value is", "values are"), "value": X[row, column]}
+        words |= {"where": inputs.rows_text([row]), "low": low[column], "high": high[column]}
+        yield warning("feature-outlier", *dict.fromkeys(names), rows=dict.fromkeys(rows), **words)
 
 
 def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -167,11 +150,8 @@ def copy_cautions(inputs: Inputs) -> Iterator[Finding]:
     copied = pd.DataFrame(X[:, varying]).duplicated(keep=False).to_numpy()
     rows = np.flatnonzero(copied & np.isfinite(X[:, varying]).any(axis=1)).tolist()
     if rows:
-        what = f"{plural(len(rows), 'row')} have the very same features as another ({inputs.rows_text(rows)})"
-        text = (
-            f"{what}: copies? Keep one of each, or one participant is in the training and in the test data."
-        )
-        yield warning("copied-rows", text, rows=rows)
+        copies, where = plural(len(rows), "row"), inputs.rows_text(rows)
+        yield warning("copied-rows", rows=rows, copies=copies, where=where)
 
 
 def column_cautions(inputs: Inputs) -> Iterator[Finding]:
@@ -186,26 +166,21 @@ def column_cautions(inputs: Inputs) -> Iterator[Finding]:
     # A value that nearly all of a sorted column has covers its middle.
     commonest = np.sort(X, axis=0)[len(X) // 2]
     near = ((commonest == X).mean(axis=0) >= NEAR_CONSTANT) & ~constant & ~by_site
-    share = f"have the same value in {NEAR_CONSTANT:.0%} of rows or more"
-    disguise = "never vary within a site but differ between sites, so they identify the site"
-    for code, which, text in (
-        ("constant-columns", constant, "never vary; they carry nothing and pass through unchanged"),
-        ("near-constant-columns", near, f"{share}; check that they are measurements"),
-        ("site-in-disguise", by_site, f"{disguise}; leave them out of the features"),
-    ):
+    found = {"constant-columns": constant, "near-constant-columns": near, "site-in-disguise": by_site}
+    for code, which in found.items():
         if which.any():
             names = np.array(inputs.feature_names, dtype=object)[which]
             count = f"{len(names)} of {plural(X.shape[1], 'feature')}"
-            yield warning(code, f"{count} ({listed(names)}) {text}.", *names)
+            yield warning(code, *names, count=count, share=NEAR_CONSTANT)
 
 
 def notes(inputs: Inputs) -> Iterator[Finding]:
     """Note which columns were left out and how text levels were coded."""
     for reason in dict.fromkeys(reason for _, reason in inputs.left_out):
         names = [name for name, why in inputs.left_out if why == reason]
-        text = f"{plural(len(names), 'column')} left out of the features ({reason}): {listed(names)}."
-        yield note("columns-left-out", text, *names)
+        left_out = plural(len(names), "column")
+        yield note("columns-left-out", *names, left_out=left_out, reason=reason)
     for name, levels in zip(inputs.covariate_names, inputs.levels, strict=True):
         if levels is not None:
             coded = ", ".join(f"{level!r} is {k}" for k, level in enumerate(levels))
-            yield note("levels", f"The covariate {name!r} is coded as a number: {coded}.", name)
+            yield note("levels", name, coded=coded)

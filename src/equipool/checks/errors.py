@@ -19,7 +19,6 @@ from equipool.exceptions import EquipoolWarning, InputError
 Missing = Literal["keep", "error", "impute"]
 PATHS = ("path", "paths", "file", "filename", "image", "images")  # as columns of images are called
 MIN_PARTICIPANTS = 3  # of a site: with fewer its effects are mostly the pool's
-LIKE_AN_ID = "has a different value in every row, as an id would; name the column"
 COLLINEAR = 1 - 1e-9  # correlation
 
 
@@ -68,7 +67,7 @@ def find_errors(inputs: Inputs, *, missing: Missing = "error", pooled: bool = Tr
     if missing not in get_args(Missing):
         raise InputError(f"missing must be {' or '.join(map(repr, get_args(Missing)))}. Got {missing!r}.")
     if inputs.n_rows == 0:
-        return [error("empty-table", "The table has no rows; give at least two sites with participants.")]
+        return [error("empty-table")]
     findings = [*_cells(inputs), *_missing(inputs, missing), *_infinite(inputs)]
     for finder in (_ids, _sites, _target, _covariates) if pooled else (_ids,):
         findings += finder(inputs)
@@ -82,16 +81,15 @@ def _cells(inputs: Inputs) -> Iterator[Finding]:
         hint = f" (left out: {listed(left_out)})" if left_out else ""
         paths = [name for name in left_out if name.lower() in PATHS]
         images = f", or the column of images with --images {paths[0]}" if paths else ""
-        text = f"No column of numbers is left to pool{hint}; name the measurements with --features{images}."
-        yield error("no-features", text)
+        yield error("no-features", hint=hint, images=images)
     for column, group in groupby(inputs.text_cells, key=attrgetter("column")):
         cells = list(group)
         rows = [cell.row for cell in cells]
         remedy = "correct these cells, or empty them to mark them as missing"
         if len(rows) > 0.5 * inputs.n_rows:
             remedy = "give it numbers in a meaningful order, or one 0/1 column for each level"
-        what = f"Column {column!r} must hold numbers but has text, such as {cells[0].value!r}"
-        yield error("text-in-numbers", f"{what}, in {inputs.rows_text(rows)}; {remedy}.", column, rows=rows)
+        words = {"example": cells[0].value, "where": inputs.rows_text(rows), "remedy": remedy}
+        yield error("text-in-numbers", column, rows=rows, **words)
 
 
 def _columns(inputs: Inputs) -> list[tuple[str, str, NDArray[Any] | None]]:
@@ -111,8 +109,7 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
         missing = np.flatnonzero(pd.isna(values)).tolist() if values is not None else ()
         rows = [row for row in missing if (name, row) not in text]
         if rows:
-            what = f"Column {name!r} ({role}) is empty in {inputs.rows_text(rows)}"
-            yield error(f"missing-{role}", f"{what}; fill it in or drop these rows.", name, rows=rows)
+            yield error("missing-{role}", name, rows=rows, role=role, where=inputs.rows_text(rows))
     empty = np.isnan(inputs.X)
     for name, row in text:
         empty[row, np.array(inputs.feature_names, dtype=object) == name] = False
@@ -125,9 +122,9 @@ def _missing(inputs: Inputs, policy: Missing) -> Iterator[Finding]:
         kind = error
         remedy = "fill them in, drop them, or let them stay empty "
         remedy += '(missing="keep") or be imputed (missing="impute", --missing impute)'
-    count = f"{plural(int(empty.sum()), 'value')} ({empty.mean():.1%}) missing (NaN)"
-    where = f"{plural(len(columns), 'feature')} ({listed(columns)}), {inputs.rows_text(rows)}"
-    yield kind("missing-values", f"{count} in {where}; {remedy}.", *columns, rows=rows)
+    words = {"count": plural(int(empty.sum()), "value"), "share": empty.mean(), "remedy": remedy}
+    words |= {"features": f"{plural(len(columns), 'feature')} ({listed(columns)})"}
+    yield kind("missing-values", *columns, rows=rows, **words, where=inputs.rows_text(rows))
 
 
 def _infinite(inputs: Inputs) -> Iterator[Finding]:
@@ -139,9 +136,7 @@ def _infinite(inputs: Inputs) -> Iterator[Finding]:
     for name, values in columns:
         rows = np.flatnonzero(np.isinf(values)).tolist()
         if rows:
-            remedy = "correct it (a division by zero?) or empty it to mark it as missing"
-            text = f"Column {name!r} is infinite in {inputs.rows_text(rows)}; {remedy}."
-            yield error("infinite-values", text, name, rows=rows)
+            yield error("infinite-values", name, rows=rows, where=inputs.rows_text(rows))
 
 
 def _ids(inputs: Inputs) -> Iterator[Finding]:
@@ -149,22 +144,17 @@ def _ids(inputs: Inputs) -> Iterator[Finding]:
     copies = ids[ids.duplicated(keep=False) & ids.notna()]
     if len(copies):
         double, rows = copies.unique(), copies.index.tolist()
+        words = {"ids": plural(len(double), "id"), "which": listed(double), "where": rows_text(rows)}
         occur = "occurs" if len(double) == 1 else "occur"
-        what = f"{plural(len(double), 'id')} in column {inputs.id_name!r} {occur} more than once"
-        text = (
-            f"{what} ({listed(double)}), {rows_text(rows)}; drop the copies, or give each visit its own id."
-        )
-        yield error("duplicate-ids", text, inputs.id_name, rows=rows)
+        yield error("duplicate-ids", inputs.id_name, rows=rows, occur=occur, **words)
 
 
 def _sites(inputs: Inputs) -> Iterator[Finding]:
     counts, name = np.bincount(inputs.site_index), inputs.site_name
     if len(counts) == 1:
-        what = f"Column {name!r} has the single site {inputs.sites[0]!r}: there is nothing to harmonize"
-        remedy = "add the rows of another site, or name the column that holds the sites"
-        yield error("one-site", f"{what}; {remedy}.", name)
+        yield error("one-site", name, site=inputs.sites[0])
     elif len(counts) > 2 and counts.max() == 1:
-        yield error("site-per-row", f"Column {name!r} {LIKE_AN_ID} of the scanner or the centre.", name)
+        yield error("site-per-row", name)
 
 
 def _target(inputs: Inputs) -> Iterator[Finding]:
@@ -173,8 +163,7 @@ def _target(inputs: Inputs) -> Iterator[Finding]:
         return
     classes = sorted(filter(None, inputs.target)) if inputs.task == "class" else None
     if classes is not None and len(set(classes)) == len(values) > 2:
-        text = f"The target {name!r} {LIKE_AN_ID} to be predicted, or leave the target out."
-        yield error("target-per-row", text, name)
+        yield error("target-per-row", name)
     else:
         yield from _varies_too_little(inputs, "target", name, values, classes)
 
@@ -190,26 +179,19 @@ def _covariates(inputs: Inputs) -> Iterator[Finding]:
     correlation = pd.DataFrame(complete, columns=list(inputs.covariate_names))[varying].corr().to_numpy()
     first, second = np.nonzero(np.triu(np.abs(correlation) > COLLINEAR, k=1) & (len(complete) > 2))
     for one, other in np.array(varying, dtype=object)[np.column_stack([first, second])]:
-        what = f"The covariates {one!r} and {other!r} are the same up to scale"
-        text = f"{what}, so their effects cannot be separated; leave one of them out."
-        yield error("covariates-collinear", text, one, other)
+        yield error("covariates-collinear", one, other, one=one, other=other)
 
 
 def _varies_too_little(
     inputs: Inputs, role: str, name: str, values: NDArray[Any], levels: Sequence[str] | None
 ) -> Iterator[Finding]:
     finite = pd.Series(values).where(np.isfinite(values))
-    it = "it" if role == "covariate" else "the target"
+    words: dict[str, Any] = {"role": role, "it": "it" if role == "covariate" else "the target"}
     by_site = finite.groupby(inputs.site).agg(["count", "min", "max"])
     several = by_site[by_site["count"] > 1]
     if finite.min() == finite.max():
         only = f"{finite.min():g}" if levels is None else repr(levels[0])
-        what = f"The {role} {name!r} is {only} in every row, so nothing can be learned about it"
-        text = f"{what}; leave {it} out or add rows in which it varies."
-        yield error("one-class" if role == "target" and levels else f"constant-{role}", text, name)
+        code = "one-class" if role == "target" and levels else "constant-{role}"
+        yield error(code, name, only=only, **words)
     elif len(several) and (several["min"] == several["max"]).all():
-        what = (
-            f"The {role} {name!r} never varies within a site, so its effect and the site's are the same thing"
-        )
-        remedy = f"add sites in which it varies, or leave {it} out (everything else can still be learned)"
-        yield error(f"{role}-tied-to-site", f"{what}; {remedy}.", name, inputs.site_name)
+        yield error("{role}-tied-to-site", name, inputs.site_name, **words)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from importlib.resources import files
+from typing import Any, Literal, get_args
 
 from equipool.exceptions import InputError
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
+SENTENCES: dict[str, str] = tomllib.loads(
+    files("equipool.checks").joinpath("findings.toml").read_text(encoding="utf-8")
+)
 SHOWN = 5  # how many names or rows a sentence lists before it only counts the rest
 
 
@@ -28,9 +33,11 @@ class Finding:
     rows: tuple[int, ...] = ()  #: row numbers, counted from 1 below the header
 
 
-def _finding(level: Level, code: str, text: str, *columns: str, rows: Iterable[int] = ()) -> Finding:
-    """Return a finding about columns and 0-based row positions."""
-    return Finding(level, code, text, columns, tuple(int(row) + 1 for row in rows))
+def _finding(level: Level, code: str, *columns: str, rows: Iterable[int] = (), **words: Any) -> Finding:
+    """Return a finding about columns and 0-based row positions, with its sentence of findings.toml."""
+    words = {"name": next(iter(columns), None), "names": listed(columns)} | words
+    sentence, positions = SENTENCES[code].format(**words), tuple(int(row) + 1 for row in rows)
+    return Finding(level, code.format(**words), sentence, columns, positions)
 
 
 error, warning, note = (partial(_finding, level) for level in LEVELS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,16 +55,14 @@ class Seen(NamedTuple):
         ['error']
         """
         far, unusual = self.far(values), self.outside(values)
-        seen = f"outside of what the fit has seen ({self.low:.4g} to {self.high:.4g})"
+        seen: dict[str, Any] = {"low": self.low, "high": self.high}
         if far.sum() > MOST * np.isfinite(values).sum():
-            what = f"Column {self.name!r} is far {seen} in {far.sum()} of {len(values)} rows"
-            what += f" (median {np.nanmedian(values):.4g})"
-            yield error("other-unit", f"{what}; {self._remedy(values)}.", self.name)
+            counts = {"count": far.sum(), "of": len(values), "median": np.nanmedian(values)}
+            yield error("other-unit", self.name, **seen, **counts, remedy=self._remedy(values))
         elif unusual.any():
             rows = np.flatnonzero(unusual).tolist()
             why = "where the trend is extrapolated" if self.is_covariate else "so check these values"
-            text = f"Column {self.name!r} is {seen} in {rows_text(rows)}, {why}."
-            yield warning("unlike-fit", text, self.name, rows=rows)
+            yield warning("unlike-fit", self.name, rows=rows, **seen, where=rows_text(rows), why=why)
 
     def _remedy(self, values: NDArray[np.float64]) -> str:
         """Say what values look like that are far outside."""

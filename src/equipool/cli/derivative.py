@@ -21,11 +21,10 @@ from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
 from equipool.exceptions import InputError
 from equipool.files import write_json
-from equipool.judge.statmaps import BoolArray, StatMap, detection, stat_map
+from equipool.judge.statmaps import FDR, BoolArray, StatMap, detection, stat_map
 from equipool.progress import Progress, say
 
 BLOCK = 16  # volumes in memory at a time
-FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
 BASELINE = "as measured, site intercepts"
 
 

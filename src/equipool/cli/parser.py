@@ -1,26 +1,23 @@
-"""The parser of calls: help in the width of a small terminal, errors of one sentence."""
+"""The parser of calls, declared in options.toml: help for a small terminal, errors of one sentence.
+
+Imports are light, so that --help is instant.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
+import tomllib
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, NoReturn
 
-from equipool.cli.options import COMMANDS, GROUPS, OPTIONS, Command
 from equipool.exceptions import did_you_mean
 from equipool.version import __version__
 
 WIDTH = 80
 WRONG_CALL = 2
-START = """\
-start here:
-  equipool check people.csv                     can these sites be pooled?
-  equipool harmonize people.csv --out results   then open results/report.html
-"""
-EXIT_CODES = """\
-exit codes: 0 fine, 1 the data cannot be pooled or some heads failed, 2 the call
-or a file is wrong, 3 a defect of equipool, 130 interrupted"""
 
 # What argparse says, as patterns, and how we say it.
 SENTENCES = (
@@ -32,12 +29,37 @@ SENTENCES = (
 )
 
 
+class Several(argparse.Action):
+    """Names that may be given in one go or one by one; those of a config file are replaced, not added to."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        """Take the names."""
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if earlier is self.default else earlier), *values])
+
+
+KINDS: dict[str, dict[str, Any]] = {  # what argparse takes, by the `kind` of an option
+    "flag": {"action": "store_true"},
+    "column": {"metavar": "COLUMN"},
+    "columns": {"metavar": "COLUMN", "nargs": "+"},
+    "repeated columns": {"metavar": "COLUMN", "nargs": "+", "action": Several},
+    "names": {"metavar": "NAME", "nargs": "+"},
+    "path": {"type": Path},
+    "file": {"type": Path, "metavar": "FILE"},
+    "number": {"type": float},
+    "count": {"type": int, "metavar": "N"},
+    "counts": {"type": int, "metavar": "N", "nargs": "+"},
+}
+
+
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of calls, and those of its commands by name."""
+    declared = tomllib.loads(files("equipool.cli").joinpath("options.toml").read_text(encoding="utf-8"))
+    program = declared["program"]
     parser = Parser(
         prog="equipool",
-        description="Pool multi-site datasets so that they can be analysed as one.",
-        epilog=START + EXIT_CODES,
+        description=program["description"],
+        epilog=program["start"] + program["exit_codes"],
         usage="equipool [--help] [--version] COMMAND …",
         add_help=False,
     )
@@ -47,9 +69,13 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     title = "commands (equipool COMMAND --help says more)"
     named = {"metavar": "COMMAND", "dest": "name"}
     commands = parser.add_subparsers(title=title, prog="equipool", required=True, **named)
-    for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.help, description=command.description, epilog=EXIT_CODES)
-        one.declare(name, command)
+    for name, command in declared["commands"].items():
+        texts = {"help": command["help"], "description": command["description"]}
+        one = commands.add_parser(name, **texts, epilog=program["exit_codes"])
+        one.declare(name, command["options"], declared)
+        lacking = dict.fromkeys(command.get("lacks", ()))
+        go_on = command.get("go_on", program["go_on"])
+        one.set_defaults(go_on=go_on, **lacking, **command.get("constants", {}))
     return parser, commands.choices
 
 
@@ -59,6 +85,14 @@ def _narrow_help(prog: str) -> argparse.HelpFormatter:
     return form
 
 
+def _settings(help: str, kind: str = "", **settings: Any) -> dict[str, Any]:
+    """Return what argparse takes for an option; a help ends with the default, if there is one."""
+    default = settings.get("default")
+    if default not in (None, []) and default != ["all"]:
+        help += f" (default: {default})"
+    return {"help": help, **KINDS.get(kind, {}), **settings}
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of all calls, or of one command."""
 
@@ -66,18 +100,17 @@ class Parser(argparse.ArgumentParser):
         description = textwrap.fill(description, WIDTH)
         super().__init__(formatter_class=_narrow_help, description=description, **settings)
 
-    def declare(self, name: str, command: Command) -> None:
-        """Add a command's options; its usage shows those that a call must have."""
-        for word in command.options.split():
-            help, members = GROUPS.get(word, ("", word))
-            group = self.add_argument_group(word, help) if help else self
-            for option in members.split():
-                settings = OPTIONS.get(f"{name} {option}", OPTIONS[option])
-                group.add_argument(*option.split("/"), **settings)
+    def declare(self, name: str, options: str, declared: dict[str, Any]) -> None:
+        """Add a command's options and groups of them; its usage shows those that a call must have."""
+        for word in options.split():
+            inside = declared["groups"].get(word)
+            group = self.add_argument_group(word, inside["help"]) if inside else self
+            for option in inside["options"].split() if inside else [word]:
+                settings = declared["options"].get(f"{name} {option}", declared["options"][option])
+                group.add_argument(*option.split("/"), **_settings(**settings))
         must = [action for action in self._actions if action.required]
         words = [f"{(*one.option_strings, '')[0]} {one.metavar or one.dest.upper()}".strip() for one in must]
         self.usage = " ".join([self.prog, *words, "[options]"])
-        self.set_defaults(go_on=command.go_on, **command.constants)
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong and where help is."""

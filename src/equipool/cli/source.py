@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from equipool.checks import Inputs, require_columns
 from equipool.checks.findings import listed, rows_text
 from equipool.checks.inputs import as_numbers
-from equipool.cli.options import ENTITIES
 from equipool.data import PooledDataset, guess_roles, read_adcp, read_adni, read_bids, read_table
 from equipool.data.roles import ROLES, named_like_a_role
 from equipool.data.tables import image_paths
@@ -22,6 +21,7 @@ from equipool.exceptions import InputError
 from equipool.progress import say
 
 PRESET_ROLES = {"site": "site", "covariates": ["age"], "target": "dx"}
+ENTITIES = ("space", "res", "desc", "session", "run", "acq")  # parts of BIDS names that choose images
 READERS: dict[str, Callable[..., pd.DataFrame]] = {"adni": read_adni, "adcp": read_adcp}  # by preset
 
 

@@ -137,8 +137,8 @@ def check(
     measured = np.stack(regions) / np.array(grid.brightness)[:, None]
     measured = measured[:, region_means(grid.present * inside) > 0.5 * len(paths)]
     report = preflight(with_intensity(inputs, grid.brightness), missing=missing, measured=measured)
-    findings = [warning("image-intensities", str(one.message), images) for one in caught]
-    findings.append(note("images", f"{plural(len(paths), 'image')} of {grid}.", images))
+    findings = [warning("image-intensities", images, text=one.message) for one in caught]
+    findings.append(note("images", images, images=plural(len(paths), "image"), grid=grid))
     by_level = sorted([*report.findings, *findings], key=lambda one: LEVELS.index(one.level))
     return replace(report, findings=tuple(by_level))
 

@@ -27,6 +27,7 @@ from equipool.judge.classifiers import CLASSIFIERS, REPORTED, SiteScore, classif
 from equipool.judge.scores import Columns, FloatArray, IntArray
 from equipool.progress import Progress
 from equipool.randomness import seed_for
+from equipool.sites.design import find_point_masses
 
 MIN_PARTICIPANTS = 6  # of a site; participants of smaller sites stay in training
 MANY_PARTICIPANTS = 400  # from here on, three folds are enough
@@ -164,7 +165,7 @@ def predicted_among(site: NDArray[Any], *stages: FloatArray) -> dict[str, list[f
     if (counts >= MIN_PARTICIPANTS).sum() < 2:
         return {}
     rows = np.flatnonzero(counts[number] >= MIN_PARTICIPANTS)
-    wholes = [np.where(np.isnan(x), np.nanmean(x, axis=0), x)[rows] for x in stages]
+    wholes = [without_holes(x)[rows] for x in stages]
     every = np.arange(len(rows))
     fold = Fold(PooledDataset.from_arrays(wholes[0], site=names[number][rows]), every[:0], every, every)
     found = [fold.site_scores_among_test(x) for x in wholes]
@@ -318,7 +319,7 @@ def _written(
     pool = folds[0].pool
     one, two = (np.where(empty, np.nan, x) for x in (before, final))
     variables = {name: written.as_numbers(values) for name, values in _variables(pool)}
-    alone = written.without_point_mass(one)
+    alone = np.isnan(find_point_masses(np.sort(one, axis=0)))  # no value is shared by many rows
     free = columns[alone[columns]] if alone[columns].any() else columns
     rows: list[dict[str, Any]] = []
     for name, v in variables.items():

@@ -32,6 +32,7 @@ IntArray = NDArray[np.intp]
 Columns = dict[str, list[Any]]
 CURVATURE = 0.05  # ridge on squared covariates, so that their trend is straight between sites' ranges
 
+ROUNDING = 1e-9  # a standard deviation that is a smaller share of the mean is none
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
 MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many
 
@@ -54,6 +55,14 @@ def r2(true: FloatArray, predicted: FloatArray) -> float:
     return float(r2_score(true, predicted)) if len(true) > 1 and np.ptp(true) > 0 else float("nan")
 
 
+def within_sites(x: FloatArray, site: IntArray, *, scaled: bool = True) -> FloatArray:
+    """Return x (rows, features) minus its site's mean, over its site's standard deviation; empty cells 0."""
+    by_site = pd.DataFrame(x).groupby(site)
+    centre, spread = by_site.transform("mean").to_numpy(), by_site.transform("std", ddof=0).to_numpy()
+    varies = ~np.isnan(x) & (spread > ROUNDING * np.maximum(np.abs(centre), 1e-300))
+    return np.divide(x - centre, spread if scaled else 1.0, out=np.zeros(x.shape), where=varies)
+
+
 def within_site_r2(
     x: FloatArray, values: FloatArray, site: IntArray, train: IntArray, test: IntArray
 ) -> float:
@@ -62,13 +71,12 @@ def within_site_r2(
     The regression is fitted on such differences too: fitted on all differences, it would attribute to a
     predictable site what differs between sites, and so overrate raw features.
     """
-    y, x = values.astype(np.float64), x.astype(np.float64)
-    for part in (train, test):
-        for k in np.unique(site[part]):
-            rows = part[site[part] == k]
-            y[rows] -= y[rows].mean()
-            x[rows] -= x[rows].mean(axis=0)
-    return r2(y[test], ridge().fit(x[train], y[train]).predict(x[test]))
+    train_x, test_x, train_y, test_y = (
+        within_sites(v[rows], site[rows], scaled=False)
+        for v in (x, values[:, None])
+        for rows in (train, test)
+    )
+    return r2(test_y, ridge().fit(train_x, train_y).predict(test_x))
 
 
 def left_out_site_r2(

@@ -25,6 +25,7 @@ from equipool.judge.scores import FloatArray
 Correction = Literal["bonferroni", "fdr"] | None
 BoolArray = NDArray[np.bool_]
 
+FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}  # in place of the paper's Bonferroni, 0.001
 TILE = 512  # voxels read and computed at once
 COLLINEAR = 1e-8  # residual of a column of the design, as a share of it, that counts as zero
 EPS = float(np.finfo(np.float64).eps)
@@ -243,12 +244,10 @@ def _refuse_collinear(
         raise InputError(f"The covariate {names[k]!r} is the same in every row; leave it out.")
     before = {"the sites": intercepts} if intercepts.shape[1] > 1 else {}
     before |= {repr(name): columns[:, [j]] for j, name in enumerate(names[:k])}
-    cause = " and ".join(before)
-    for name, part in before.items():  # is it one of them alone?
-        residual = column - part @ np.linalg.lstsq(part, column)[0]
-        if np.linalg.norm(residual) <= COLLINEAR * np.linalg.norm(column):
-            cause = name
-            break
+    residuals = {name: column - part @ np.linalg.lstsq(part, column)[0] for name, part in before.items()}
+    limit = COLLINEAR * np.linalg.norm(column)
+    alone = [name for name, residual in residuals.items() if np.linalg.norm(residual) <= limit]
+    cause = alone[0] if alone else " and ".join(before)
     if k < len(names):
         raise InputError(f"The covariate {names[k]!r} is fixed by {cause}; leave one of them out.")
     raise InputError(

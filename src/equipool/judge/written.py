@@ -21,28 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipool.judge.scores import FloatArray, IntArray, ridge
-from equipool.sites.design import find_point_masses
+from equipool.judge.scores import FloatArray, IntArray, ridge, within_sites
 
 AT_ONCE = 100  # features in memory several times
 REACH = 4.0  # standard deviations beyond which a cubic in the measured value is not followed
-TINY = 1e-9
 RIDGE = 0.1  # of the mean eigenvalue of a covariance: features may outnumber rows
-
-
-def within_sites(x: FloatArray, site: IntArray, *, scaled: bool = True) -> FloatArray:
-    """Return x (rows, features) minus its site's mean, over its site's standard deviation; empty cells 0."""
-    result = np.zeros_like(x, dtype=np.float64)
-    for s in np.unique(site):
-        part = x[site == s]
-        there = ~np.isnan(part)
-        count = np.maximum(there.sum(axis=0), 1)
-        centre = np.where(there, part, 0.0).sum(axis=0) / count
-        part = np.where(there, part - centre, 0.0)
-        spread = np.sqrt((part**2).sum(axis=0) / count)
-        varies = spread > TINY * np.maximum(np.abs(centre), 1e-300)
-        result[site == s] = part * varies / np.where(varies & scaled, spread, 1.0)
-    return result
 
 
 def as_numbers(values: NDArray[Any]) -> FloatArray:
@@ -59,28 +42,28 @@ def gain(
 
     ``folds`` have train, test and participant, whose rows count as one in the standard error.
     """
-    v, rows = within_sites(values, site, scaled=False), np.concatenate([fold.test for fold in folds])
-    errors = [_squared_errors(x, v, site, folds) for x in (before, after)]
-    total = max(float((v[rows] ** 2).sum()), 1e-300)
-    better = np.bincount(folds[0].participant[rows], weights=(errors[0] - errors[1])[rows])
-    better = better[np.unique(folds[0].participant[rows])]
-    r2 = [1 - float(error[rows].sum()) / total for error in errors]
-    error = float(np.sqrt(((better - better.mean()) ** 2).sum())) / total
+    errors = [_error_shares(x, values, site, folds) for x in (before, after)]
+    r2 = [1 - float(error.sum()) for error in errors]
+    participant, tested = folds[0].participant, np.concatenate([fold.test for fold in folds])
+    better = np.bincount(participant, weights=errors[0] - errors[1])[np.unique(participant[tested])]
+    error = float(np.sqrt(((better - better.mean()) ** 2).sum()))
     return {"before": r2[0], "after": r2[1], "gain": r2[1] - r2[0], "error": error}
 
 
 def r2_within(x: FloatArray, values: FloatArray, site: IntArray, folds: list[Any]) -> float:
     """Return the cross-validated R² of values (rows, k) within sites, from x standardised within sites."""
-    v, rows = within_sites(values, site, scaled=False), np.concatenate([fold.test for fold in folds])
-    return 1 - float(_squared_errors(x, v, site, folds)[rows].sum() / max((v[rows] ** 2).sum(), 1e-300))
+    return 1 - float(_error_shares(x, values, site, folds).sum())
 
 
-def _squared_errors(x: FloatArray, v: FloatArray, site: IntArray, folds: list[Any]) -> FloatArray:
-    x, errors = within_sites(x, site), np.zeros(len(x))
+def _error_shares(x: FloatArray, values: FloatArray, site: IntArray, folds: list[Any]) -> FloatArray:
+    """Return each row's squared error as a share of all tested rows' squares, (rows,); 0 if not tested."""
+    x, v = within_sites(x, site), within_sites(values, site, scaled=False)
+    errors, total = np.zeros(len(x)), 1e-300
     for fold in folds:
         predicted = ridge().fit(x[fold.train], v[fold.train]).predict(x[fold.test])
         errors[fold.test] = ((v[fold.test] - predicted.reshape(len(fold.test), -1)) ** 2).sum(axis=1)
-    return errors
+        total += float((v[fold.test] ** 2).sum())
+    return errors / total
 
 
 def coefficients(before: FloatArray, after: FloatArray, values: FloatArray, site: IntArray) -> FloatArray:
@@ -106,9 +89,7 @@ def kept(before: FloatArray, after: FloatArray, covariates: FloatArray, site: In
 
     A feature that did not vary before has 1, (features,).
     """
-    c = within_sites(covariates, site)
-    beside = within_sites(np.hstack([c, c**2, c**3]), site, scaled=False)
-    q = np.linalg.qr(beside)[0] if beside.shape[1] else np.empty((len(site), 0))
+    q = _basis_within(covariates, site, degree=3)
     one, two = (x - q @ (q.T @ x) for x in (within_sites(z, site, scaled=False) for z in (before, after)))
     spread = [np.sqrt((x**2).sum(axis=0)) for x in (one, two)]
     moved = [np.sqrt(np.nansum((z - np.nanmean(z, axis=0)) ** 2, axis=0)) for z in (before, after)]
@@ -125,9 +106,7 @@ def chance_ratio(
     It is :math:`d^\top (C + \lambda I)^{-1} d` with d the covariances of the values with features and C the
     covariance of features, within sites, covariates and their squares adjusted: nearly Hotelling's T².
     """
-    c = within_sites(covariates, site)
-    beside = within_sites(np.hstack([c, c**2]), site, scaled=False)
-    q = np.linalg.qr(beside)[0] if beside.shape[1] else np.empty((len(site), 0))
+    q = _basis_within(covariates, site, degree=2)
     effects = []
     for x in (before, after):
         x, v = (z - q @ (q.T @ z) for z in (within_sites(x, site), within_sites(values, site)))
@@ -137,6 +116,13 @@ def chance_ratio(
     return effects[1] / max(effects[0], 1e-300)
 
 
+def _basis_within(covariates: FloatArray, site: IntArray, *, degree: int) -> FloatArray:
+    """Return an orthonormal basis of the covariates' powers within sites, (rows, at most K degree)."""
+    c = within_sites(covariates, site)
+    powers = np.hstack([c**k for k in range(1, degree + 1)])
+    return np.linalg.qr(within_sites(powers, site, scaled=False))[0]
+
+
 def shuffled_within(values: NDArray[Any], site: IntArray, rng: np.random.Generator) -> NDArray[Any]:
     """Return rows of values in another order within each site."""
     result = values.copy()
@@ -144,9 +130,3 @@ def shuffled_within(values: NDArray[Any], site: IntArray, rng: np.random.Generat
         rows = np.flatnonzero(site == s)
         result[rows] = values[rng.permutation(rows)]
     return result
-
-
-def without_point_mass(x: FloatArray) -> NDArray[np.bool_]:
-    """Return in which features no value is shared by many rows, (features,)."""
-    without: NDArray[np.bool_] = np.isnan(find_point_masses(np.sort(x, axis=0)))
-    return without

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,38 +173,35 @@ def account_of(
 
 def refit_table(
     pool: PooledDataset, make: Callable[[], Any], subject: NDArray[Any] | None = None
-) -> Harmonize:
+) -> Callable[..., FloatArray]:
     """Return what fits a harmonizer of tables on some rows and harmonizes all.
 
     ``make`` returns an unfitted one with ``fit(X, y, site=, covariates=)`` (and ``subject=``, if that is
     given) and ``transform(X, site=, covariates=)``. Rows of a site without training rows stay as measured.
     """
-    return lambda train: _refitted(pool, make, subject, train, pool.C, pool.y)
+
+    def harmonize(
+        train: IntArray, covariates: FloatArray = pool.C, y: NDArray[Any] | None = pool.y
+    ) -> FloatArray:
+        def given(rows: Any) -> dict[str, Any]:
+            return {
+                "site": pool.site_labels[rows],
+                "covariates": covariates[rows] if pool.C.shape[1] else None,
+            }
+
+        model, fitted = make(), np.isin(pool.site, pool.site[train])
+        more = {} if subject is None else {"subject": subject[train]}
+        model.fit(pool.features[train], None if y is None else y[train], **given(train), **more)
+        after = pool.features.copy()
+        after[fitted] = model.transform(after[fitted], **given(fitted))
+        return after
+
+    return harmonize
 
 
 def again_table(pool: PooledDataset, make: Callable[[], Any], subject: NDArray[Any] | None = None) -> Again:
     """Return what fits on all rows, given other covariates and another target, and harmonizes these rows."""
-    every = np.arange(len(pool))
-    return lambda covariates, y: _refitted(pool, make, subject, every, covariates, y)
-
-
-def _refitted(
-    pool: PooledDataset,
-    make: Callable[[], Any],
-    subject: NDArray[Any] | None,
-    train: IntArray,
-    covariates: FloatArray,
-    y: NDArray[Any] | None,
-) -> FloatArray:
-    def given(rows: Any) -> dict[str, Any]:
-        return {"site": pool.site_labels[rows], "covariates": covariates[rows] if pool.C.shape[1] else None}
-
-    model, fitted = make(), np.isin(pool.site, pool.site[train])
-    more = {} if subject is None else {"subject": subject[train]}
-    model.fit(pool.features[train], None if y is None else y[train], **given(train), **more)
-    after = pool.features.copy()
-    after[fitted] = model.transform(after[fitted], **given(fitted))
-    return after
+    return partial(refit_table(pool, make, subject), np.arange(len(pool)))
 
 
 def refit_images(pool: PooledDataset, volumes: Volumes, *, keep_target: bool = False) -> Harmonize:
@@ -289,10 +287,9 @@ def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Co
 # -- the verdict: what predictions in held-out participants mean, in plain sentences ------------------------
 
 
-def rows_of(table: Columns) -> Iterator[dict[str, Any]]:
+def rows_of(table: Columns) -> list[dict[str, Any]]:
     """Return a table's rows, each by the names of its columns."""
-    for row in zip(*table.values(), strict=True):
-        yield dict(zip(table, row, strict=True))
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def best(site_scores: Columns, stage: str, fitted_on: str) -> dict[str, Any] | None:
@@ -420,55 +417,52 @@ def _signal_verdicts(
 
 def _written_verdict(row: dict[str, Any], features: Columns) -> dict[str, str] | None:
     """Say that a variable was written into features, with the evidence; ``None`` without any."""
-    levels, said = zip(*[("good", ""), *_evidence(row, features)], strict=True)
-    if len(said) == 1:
+    found = list(_evidence(row, features))
+    if not found:
         return None
-    level, what = min(levels, key=LEVELS.index), row["what"]
-    claim = {
-        "bad": f"Bad news: {what} was written into features",
-        "fair": f"{what} may have been written into features",
-    }
+    bad, what = any(level == "bad" for level, _ in found), row["what"]
+    claim = f"Bad news: {what} was" if bad else f"{what} may have been"
+    said = " ".join(text for _, text in found)
     advice = "Trust its effects as far as the data as measured show them, with the site in the regression."
-    return {"level": level, "text": f"{claim[level]}.{' '.join(said)} {advice}"}
+    text = f"{claim} written into features. {said} {advice}"
+    return {"level": "bad" if bad else "fair", "text": text}
 
 
 def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str]]:
     """Yield what says that a variable was written into features, each with its level."""
-
-    def level(value: float, limits: tuple[float, float]) -> str:
-        return "bad" if value >= limits[1] else "fair"
-
     what, number = row["what"], {k: -np.inf if v is None else v for k, v in row.items() if k != "what"}
     r2 = {k: f"{v:.2f}".replace("-", "−") for k, v in number.items()}
-    if number["gain"] >= max(GAIN[0], 3 * number["error"]):
-        yield (
-            level(number["gain"], GAIN),
+    again = "Harmonized again with its values shuffled within sites,"
+    claims: list[tuple[float, tuple[float, float], str]] = []  # value, where suspicious and evident, sentence
+    if number["gain"] >= 3 * number["error"]:
+        text = (
             "Within sites it is predicted better than before, even where each site's means and spreads are "
-            f"made equal (R² {r2['before']} as measured, {r2['after']} harmonized).",
+            f"made equal (R² {r2['before']} as measured, {r2['after']} harmonized)."
         )
-    added, shared = (
-        np.array(features.get(f"{what} adds", [])),
-        np.array(features.get("shared value", []), bool),
-    )
-    for moved, rows in (("", ~shared), (", where a value that many share was moved", shared)):
-        some = [k for k in np.argsort(-added) if rows[k] and added[k] >= ADDED[0]]
+        claims.append((number["gain"], GAIN, text))
+    added, shared = (np.array(features.get(name, [])) for name in (f"{what} adds", "shared value"))
+    for moved, limits in (("", ADDED), (", where a value that many share was moved", (ADDED[0], np.inf))):
+        some = [k for k in np.argsort(-added) if shared[k] == bool(moved) and added[k] >= ADDED[0]]
         if some:
             names = listed((features["feature"][k] for k in some), shown=3)
-            yield (
-                "fair" if moved else level(added[some[0]], ADDED),
+            text = (
                 f"Participants of a site with the same measured value differ in {names}{moved}, by up to "
-                f"{added[some[0]]:.2f} standard deviations for one of {what}.",
+                f"{added[some[0]]:.2f} standard deviations for one of {what}."
             )
-    again = "Harmonized again with its values shuffled within sites,"
-    if number.get("null", 0.0) >= NULL[0]:
-        yield level(number["null"], NULL), f"{again} features predict these (R² {r2['null']})."
-    if number.get("chance", 1.0) >= CHANCE[0]:
-        yield level(number["chance"], CHANCE), f"{again} their chance effect (T²) grew {r2['chance']} times."
-    if min(number.get("filled_after", 0.0), number.get("filled_gain", 0.0)) >= max(
-        FILLED, 2 * number.get("filled_error", 0.0)
-    ):
+            claims.append((added[some[0]], limits, text))
+    if "null" in number:
+        claims.append((number["null"], NULL, f"{again} features predict these (R² {r2['null']})."))
+        claims.append(
+            (number["chance"], CHANCE, f"{again} their chance effect (T²) grew {r2['chance']} times.")
+        )
+    if "filled_after" in number:
+        least = max(FILLED, 2 * number["filled_error"])
         how = "better than measured ones: they were made from it"
-        yield "bad", f"Filled-in cells predict it (R² {r2['filled_after']}) {how}."
+        text = f"Filled-in cells predict it (R² {r2['filled_after']}) {how}."
+        claims.append((min(number["filled_after"], number["filled_gain"]), (least, least), text))
+    for value, (suspicious, evident), text in claims:
+        if value >= suspicious:
+            yield "bad" if value >= evident else "fair", text
 
 
 def _feature_verdicts(features: Columns) -> Iterator[dict[str, str]]:

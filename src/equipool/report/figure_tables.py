@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equipool.data import PooledDataset
 from equipool.exceptions import InputError
 from equipool.judge.scores import Columns, FloatArray, adjusted, standardised
-from equipool.judge.statmaps import stat_map
+from equipool.judge.statmaps import FDR, stat_map
 
 GRID = 60  # points of a density
 STEPS = 16  # points of a curve
@@ -162,7 +162,7 @@ def effects(
             about["significant"][stage], note = None, f"{note} {error}".strip()
             continue
         about["contrast"] = result.contrast
-        about["significant"][stage] = int(result.significant(alpha=0.05, correction="fdr").sum())
+        about["significant"][stage] = int(result.significant(**FDR).sum())
         table |= {f"{stage}_{key}": rounded(getattr(result, key)) for key in ("effect", "t", "q")}
     return {"about": about | {"note": note}, "table": table}
 

@@ -22,7 +22,7 @@ from equipool.data.nifti import write_volume
 from equipool.data.tables import write_table
 from equipool.exceptions import InputError
 from equipool.judge.scores import FloatArray
-from equipool.judge.statmaps import BoolArray, Correction, StatMap, clusters, detection, in_volume
+from equipool.judge.statmaps import FDR, BoolArray, Correction, StatMap, clusters, detection, in_volume
 from equipool.report.style import page_svg, shortened, styled
 
 # Blue for negative and orange for positive, distinguishable with colour blindness; the lighter, the larger.
@@ -30,7 +30,6 @@ EFFECT_SHADES = ("#A6E4FF", "#2F8FD8", "#003B73", "#8A2B00", "#E8720C", "#FFE37A
 EFFECT_COLOURS = LinearSegmentedColormap.from_list(
     "blue-orange", list(zip((0.0, 0.25, 0.5, 0.5, 0.75, 1.0), EFFECT_SHADES, strict=True))
 )
-FDR: dict[str, Any] = {"alpha": 0.05, "correction": "fdr"}
 FINEST = 2.0  # mm: finer slices would make the page large
 
 

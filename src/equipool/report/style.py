@@ -1,15 +1,16 @@
 """The one style of all figures: colours, fonts, axes, and how a figure is saved or put into a page.
 
-Figures are drawn by matplotlib in the colours of ``LIGHT``: those of Okabe and Ito, a little darker, which
-are distinguishable with colour blindness. In a page they are SVG whose colours are CSS variables, so that one
-drawing serves light and dark.
+Figures are drawn by matplotlib in the colours of ``LIGHT``, from colours.toml. In a page they are SVG whose
+colours are CSS variables, so that one drawing serves light and dark.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import tomllib
 import warnings
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,17 +22,8 @@ from matplotlib.figure import Figure
 from equipool.exceptions import InputError
 from equipool.files import write_whole
 
-NAMES = "ink paper soft line card link good fair bad c0 c1 c2 c3 c4 c5 c6 q0 q1 q2 q3 q4 q5 q6 q7".split()
-LIGHT = dict(zip(NAMES, (
-    "#1a1c1f #ffffff #565b62 #dcdfe3 #f6f7f9 #0b5cad #00664a #7a4f00 #a3260b "
-    "#0072b2 #d98c00 #009e73 #cc79a7 #3ba3dc #d55e00 #6b6b6b "
-    "#440154 #46307e #365c8d #277f8e #1fa187 #4ac16d #94c11f #d9b800"
-).split(), strict=True))  # fmt: skip
-DARK = dict(zip(NAMES, (
-    "#e8eaed #15171a #a9b0b8 #363b42 #1e2125 #7cb9f5 #5fd3ae #f0bf5e #ff9a82 "
-    "#3d9be0 #e69f00 #18b98b #d98bb7 #7cc8f2 #ee7c30 #a0a4a8 "
-    "#9a74e0 #7482dc #4b97d2 #2fabbd #2fbc97 #62cc66 #a8dc38 #fde725"
-).split(), strict=True))  # fmt: skip
+_PAIRS = tomllib.loads(files("equipool.report").joinpath("colours.toml").read_text(encoding="utf-8"))
+LIGHT, DARK = ({name: pair[k] for name, pair in _PAIRS.items()} for k in range(2))
 COLOURS = tuple(LIGHT[f"c{k}"] for k in range(7))
 SHADES = tuple(LIGHT[f"q{k}"] for k in range(8))  # of a number, from low to high
 MARKERS = "os^DP"

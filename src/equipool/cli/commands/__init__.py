@@ -1,1 +1,1 @@
-"""Commands of the command line, one file each: ``run(arguments)`` does it; ``cli.options`` declares it."""
+"""Commands of the command line, one file each: ``run(arguments)`` does it; options.toml declares it."""

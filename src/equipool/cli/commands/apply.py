@@ -126,10 +126,10 @@ def _check_beside_fit(arguments: argparse.Namespace, model: Any, frame: pd.DataF
     if findings[SHOWN:]:
         say(f"Warning: {plural(len(findings) - SHOWN, 'more column')} outside in some rows; see the report.")
     if arguments.site and arguments.unseen_site != "error":
-        labels = parse_labels(frame[arguments.site])
+        counts = pd.Series(parse_labels(frame[arguments.site])).value_counts().sort_index()
         done = {"adapt": "its effects are estimated from its", "pooled": "nothing is changed in its"}
-        for name in sorted({str(label) for label in labels if label is not None} - set(model.site_index)):
-            rows = plural(int((labels.astype(str) == name).sum()), "row")
+        for name, count in counts.drop([*model.site_index], errors="ignore").items():
+            rows = plural(count, "row")
             say(f"Warning: site {name!r} was not seen at fit; {done[arguments.unseen_site]} {rows}.")
 
 
