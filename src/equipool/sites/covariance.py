@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
 
-from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, winsorised
+from equipool.sites.design import MAX_FEATURES, TINY, Design, gram, site_rows, site_sums, winsorised
 from equipool.sites.effect import Context, FloatArray, IntArray, SiteEffect, array, choose
 from equipool.sites.missing import completed
+from equipool.sites.shift_scale import shrunken_scales
 
-SHRINKAGES = (np.inf, 10000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
+SHRINKAGES = (np.inf, 1000.0, 300.0, 100.0, 30.0, 10.0)  # k, the simplest first
 POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to none
 
 
@@ -21,22 +23,30 @@ POOLED_SHRINKAGES = np.geomspace(0.5, 1e-4, 9)  # of the pool's correlations to 
 class Covariance(SiteEffect):
     r"""The covariance of a site's residuals, shrunk to the pool's.
 
-    With the pooled covariance :math:`\Sigma = C^\top C`, its inverse root :math:`W`, and :math:`n_s + 1`
-    participants,
+    The pooled covariance is :math:`\Sigma = C^\top C`, and :math:`W = C^{-1}` turns residuals into scores on
+    its principal components, of variance 1. With :math:`n_s + 1` participants,
 
-    .. math:: T_s(m + e) = m + C^\top A_s^{1/2} W e, \qquad
-              A_s = \frac{n_s}{n_s + k}\,\hat A_s + \frac{k}{n_s + k}\,I,
+    .. math:: T_s(m + e) = m + C^\top S_s B_s^{1/2} W e, \qquad
+              B_s = \frac{n_s}{n_s + k}\,\hat B_s + \frac{k}{n_s + k}\,I.
 
-    where :math:`\hat A_s` is the covariance of the site's whitened residuals :math:`W e`, kept as its
-    principal directions. The larger the shrinkage :math:`k`, the less is removed. It is chosen by the
-    likelihood of held-out participants, and infinite where no site's covariance raises it. What winsorising
-    cuts off a residual is added again; where that is nothing, the inverse is exact.
+    :math:`S_s` is diagonal: the site's standard deviation of each score, shrunk by empirical Bayes as the
+    scales of features are, such that the pool's variance of a score is the same before and after.
+    :math:`\hat B_s` is the covariance of the site's scores divided by it, kept as its principal directions;
+    the larger the shrinkage :math:`k`, the less of it is removed.
+
+    Participants from whom covariances are estimated lose more variance by it than others do. What is kept
+    beside their residuals, like the effect of a covariate, would then be tested against too little noise.
+    Whether there is an effect, and k, are therefore chosen by the likelihood that scores of held-out
+    participants have under the variance that is left in the others.
+    What winsorising cuts off a residual is added again; where that is nothing, the inverse is exact.
     """
 
     name: ClassVar[str] = "covariance"
-    acts: ClassVar[tuple[str, ...]] = ("shrinkage",)
+    acts: ClassVar[tuple[str, ...]] = ("scale", "rest")
 
     shrinkage: float = field(metadata={"above": 0.0, "most": math.inf, "neutral": math.inf})  # k
+    scale: FloatArray = array("sites", "dimensions", positive=True)  # S
+    scale_weight: FloatArray = array("dimensions", positive=True)  # k of its shrinkage
     whiten: FloatArray = array("features", "dimensions")  # W
     colour: FloatArray = array("dimensions", "features")  # C, its inverse
     vectors: FloatArray = array("directions", "dimensions")  # of all sites
@@ -59,31 +69,50 @@ class Covariance(SiteEffect):
             return identity
         deviation = design.deviation(residuals)
         residuals = winsorised(residuals, deviation)
-        chosen, k = _chosen_shrinkages(residuals, design, shrinkage)
-        if not np.isfinite(k):
+        share, k = _chosen_shrinkages(residuals, design, shrinkage)
+        if k is None:
             return identity
-        n = np.maximum(design.n_participants - 1, 0.0)
-        whiten, colour = _Pool.of(residuals, design).roots(chosen)
+        whiten, colour = _Pool.of(residuals, design).roots(share)
         white = residuals @ whiten
-        sites = [_principal(white[rows], design.weight[rows]) for rows in site_rows(design.site, n_sites)]
-        start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
-        vectors, squares = (np.concatenate(parts) for parts in zip(*sites, strict=True))
-        values = (squares + k) / (np.repeat(n, np.diff(start)) + k)
-        return cls(k, whiten, colour, vectors, values, start, k / (n + k), deviation)
+        return cls._of_scores(white, design, k, whiten=whiten, colour=colour, deviation=deviation)
+
+    @classmethod
+    def _of_scores(cls, white: FloatArray, design: Design, k: float, **others: FloatArray) -> Self:
+        """Estimate it from scores (rows, dimensions)."""
+        n = np.maximum(design.n_participants - 1, 0.0)
+        squares = site_sums(white**2, design.site, design.n_sites, design.weight)
+        scale, scale_weight = shrunken_scales(squares, n[:, None])
+        after, before = (squares / scale**2).sum(axis=0), squares.sum(axis=0)
+        scale = scale * np.sqrt(_ratio(after, before, n.sum()))
+        start, vectors, values = np.zeros(design.n_sites + 1, dtype=np.intp), white[:0], np.empty(0)
+        if np.isfinite(k):
+            scaled = white / scale[design.site]
+            members = site_rows(design.site, design.n_sites)
+            sites = [_principal(scaled[rows], design.weight[rows]) for rows in members]
+            start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
+            vectors, values = (np.concatenate(parts) for parts in zip(*sites, strict=True))
+            values = (values + k) / (np.repeat(n, np.diff(start)) + k)
+        rest = 1 / (1 + n / k)
+        return cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return the values with the pool's covariance."""
-        return self._multiplied(rows, at, -0.5)
+        return self._changed(rows, at, self._pooled)
 
     def redo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return the values with the site's covariance."""
-        return self._multiplied(rows, at, 0.5)
+        return self._changed(rows, at, self._of_site)
 
     def log_det(self, rows: FloatArray, at: Context) -> FloatArray:
-        """Return − ½ log |A_s|."""
+        """Return − log |S_s| − ½ log |B_s|."""
+        return self._log_dets[at.site]
+
+    @property
+    def _log_dets(self) -> FloatArray:
         length = np.diff(self.start)
         along = np.add.reduceat(np.append(np.log(self.values), 0.0), self.start[:-1]) * (length > 0)
-        return -0.5 * (along + (self.whiten.shape[1] - length) * np.log(self.rest))[at.site]
+        directions = along + (self.whiten.shape[1] - length) * np.log(self.rest)
+        return -(np.log(self.scale).sum(axis=1) + 0.5 * directions)
 
     def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Estimate a site's covariance from its rows."""
@@ -93,9 +122,13 @@ class Covariance(SiteEffect):
         measured = ~np.isnan(residuals)
         mean = np.where(measured, residuals, 0.0).sum(axis=0) / np.maximum(measured.sum(axis=0), 1)
         white = completed(residuals - mean, self.precision) @ self.whiten
-        vectors, squares = _principal(white, np.ones(len(rows)))
+        scale = np.sqrt(((white**2).sum(axis=0) + self.scale_weight) / (n + self.scale_weight))
+        vectors, squares = white[:0], np.empty(0)
+        if np.isfinite(k):
+            vectors, squares = _principal(white / scale, np.ones(len(rows)))
         return replace(
             self,
+            scale=np.vstack([self.scale, scale]),
             vectors=np.vstack([self.vectors, vectors]),
             values=np.append(self.values, (squares + k) / (n + k)),
             start=np.append(self.start, self.start[-1] + len(squares)),
@@ -107,17 +140,31 @@ class Covariance(SiteEffect):
         """The inverse of the pooled covariance, Σ⁻¹."""
         return np.asarray(self.whiten @ self.whiten.T)
 
-    def _multiplied(self, rows: FloatArray, at: Context, power: float) -> FloatArray:
-        """Multiply winsorised residuals by A_s to a power."""
-        residuals, result = winsorised(rows - at.predicted, self.deviation), rows.copy()
+    def _changed(
+        self, rows: FloatArray, at: Context, change: Callable[[FloatArray, IntArray], FloatArray]
+    ) -> FloatArray:
+        """Return rows whose scores, of winsorised residuals, are changed."""
+        residuals = winsorised(rows - at.predicted, self.deviation)
         if np.isnan(residuals).any():
             residuals = completed(residuals, self.precision)
         white = residuals @ self.whiten
-        for s in np.unique(at.site):
-            some, part = at.site == s, slice(self.start[s], self.start[s + 1])
-            vectors, rest = self.vectors[part], self.rest[s] ** power
-            along = (white[some] @ vectors.T) * (self.values[part] ** power - rest)
-            result[some] += ((rest - 1) * white[some] + along @ vectors) @ self.colour
+        return rows + (change(white, at.site) - white) @ self.colour
+
+    def _pooled(self, white: FloatArray, site: IntArray) -> FloatArray:
+        """Return scores without the site's covariance."""
+        return self._multiplied(white / self.scale[site], site, -0.5)
+
+    def _of_site(self, white: FloatArray, site: IntArray) -> FloatArray:
+        """Return scores with the site's covariance."""
+        return self._multiplied(white, site, 0.5) * self.scale[site]
+
+    def _multiplied(self, white: FloatArray, site: IntArray, power: float) -> FloatArray:
+        """Return scores multiplied by B_s to a power."""
+        result = self.rest[site, None] ** power * white
+        for s in np.unique(site[np.diff(self.start)[site] > 0]):
+            some, part = site == s, slice(self.start[s], self.start[s + 1])
+            vectors, change = self.vectors[part], self.values[part] ** power - self.rest[s] ** power
+            result[some] += ((white[some] @ vectors.T) * change) @ vectors
         return result
 
 
@@ -140,14 +187,19 @@ class _Pool:
 
     def roots(self, chosen: int) -> tuple[FloatArray, FloatArray]:
         """Return W and C."""
-        root, vectors = np.sqrt(self.values[chosen]), self.vectors
-        whiten = (vectors / root) @ vectors.T / self.deviation[:, None]
-        return whiten, (vectors * root) @ vectors.T * self.deviation
+        root = np.sqrt(self.values[chosen])
+        return self.vectors / root / self.deviation[:, None], (self.vectors * root).T * self.deviation
 
     def log_likelihoods(self, residuals: FloatArray, weight: FloatArray) -> FloatArray:
         """Return the log-likelihood of residuals up to a constant, (shares,)."""
         squares = weight @ (residuals / self.deviation @ self.vectors) ** 2
         return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
+
+
+def _ratio(after: FloatArray, before: FloatArray, total: float) -> FloatArray:
+    """Return the ratio of sums of squares; 1 where there were none, as features depend on each other."""
+    varies = before > TINY * total
+    return np.asarray(np.where(varies, after, 1.0) / np.where(varies, before, 1.0))
 
 
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -163,30 +215,42 @@ def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, Float
     return (rows.T @ vectors / np.sqrt(squares)).T if wide else vectors.T, squares
 
 
-def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float]:
+def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -> tuple[int, float | None]:
     """Return which of the pool's shrinkages, and k, by the log-likelihood of held-out participants.
 
     The pool's comes first: what too much or too little of it costs would be taken for the sites'. It removes
-    nothing, so the most likely one is taken; only k says whether there is an effect.
+    nothing, so the most likely one is taken; only the second says whether there is an effect. ``None``: there
+    is none. Infinite: sites differ in the variances of scores alone.
     """
-    pools, total, likelihoods = [], np.zeros(len(POOLED_SHRINKAGES)), []
+    pools, total = [], np.zeros(len(POOLED_SHRINKAGES))
     for fold in design.folds():
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
         pools.append(_Pool.of(a, fitted))
         total += pools[-1].log_likelihoods(b, judged.weight)
         del a, b  # as long as the table
-    chosen = int(total.argmax())
+    share = int(total.argmax())
     if k is not None or not pools:
-        return chosen, np.inf if k is None else float(k)
+        return share, k
+    likelihoods = []
     for fold, pool in zip(design.folds(), pools, strict=True):
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
-        (whiten, _), n = pool.roots(chosen), np.maximum(fitted.n_participants - 1, 0.0)
-        for s in np.unique(judged.site):
-            of_site, held = fitted.site == s, judged.site == s
-            directions = _principal(a[of_site] @ whiten, fitted.weight[of_site])
-            likelihoods.append(_log_likelihoods(*directions, n[s], b[held] @ whiten, judged.weight[held]))
-        del a, b
-    return chosen, SHRINKAGES[choose(np.array(likelihoods).T)]
+        whiten, colour = pool.roots(share)
+        a, b, site = a @ whiten, b @ whiten, judged.site
+        expected = judged.weight @ b**2 / judged.weight.sum()
+        expected = np.where(expected > TINY, expected, 1.0)
+        b = b / np.sqrt(expected)
+        rows, before = [-0.5 * (b**2).sum(axis=1)], fitted.weight @ a**2
+        for shrinkage in SHRINKAGES:
+            effect = Covariance._of_scores(
+                a, fitted, shrinkage, whiten=whiten, colour=colour, deviation=pool.deviation
+            )
+            kept = _ratio(fitted.weight @ effect._pooled(a, fitted.site) ** 2, before, fitted.weight.sum())
+            lengths = (effect._pooled(b, site) ** 2 / kept).sum(axis=1)
+            rows.append(effect._log_dets[site] - 0.5 * (np.log(kept).sum() + lengths))
+        of_sites = site_sums(np.array(rows).T, site, judged.n_sites, judged.weight)
+        likelihoods.append(of_sites[np.unique(site)].T)
+    chosen = choose(np.concatenate(likelihoods, axis=1))
+    return share, SHRINKAGES[chosen - 1] if chosen else None
 
 
 def _around_training_means(
@@ -203,15 +267,3 @@ def _around_training_means(
     b -= means[judged.site]
     b *= np.sqrt(n / (n + 1))[judged.site, None]  # the mean's variance adds to theirs
     return fitted, a, judged, b
-
-
-def _log_likelihoods(
-    vectors: FloatArray, squares: FloatArray, n: float, b: FloatArray, b_weight: FloatArray
-) -> FloatArray:
-    """Return the log-likelihood of a site's held-out whitened residuals b, by shrinkage."""
-    along, total = b_weight @ (b @ vectors.T) ** 2, b_weight @ (b**2).sum(axis=1)
-    k, dimensions = np.array(SHRINKAGES[1:])[:, None], b.shape[1] - len(squares)
-    values, rest = (squares + k) / (n + k), k[:, 0] / (n + k[:, 0])
-    determinants = np.log(values).sum(axis=1) + dimensions * np.log(rest)
-    distances = (along / values).sum(axis=1) + (total - along.sum()) / rest
-    return -0.5 * np.append(total, distances + b_weight.sum() * determinants)
