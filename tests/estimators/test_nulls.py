@@ -57,6 +57,23 @@ def test_a_target_that_means_nothing_has_no_effect_in_tables(settings, keep_targ
     require_like_raw(harmonized, raw, (0.03, 0.01))
 
 
+def test_ages_that_mean_nothing_have_no_effect():
+    """Sites are small for so many features, and their covariances differ a little."""
+    rng = np.random.default_rng(2)
+    site, p = np.repeat(np.arange(8), 60), 60
+    mixing = np.eye(p) + 0.25 * rng.normal(size=(8, p, p)) / np.sqrt(p)
+    x = rng.normal(size=(len(site), p)) @ (np.eye(p) + rng.normal(size=(p, p)) / np.sqrt(p))
+    x = np.einsum("ip,ipq->iq", x, mixing[site]) + rng.normal(0, 2, (8, p))[site]
+    raw, harmonized = [], []
+    for _ in range(SHUFFLES):
+        given = {"site": site, "covariates": rng.uniform(20, 80, (len(site), 1))}
+        model = ep.SiteHarmonizer(network=False).fit(x, **given)
+        for values, result in ((x, raw), (model.transform(x, **given), harmonized)):
+            one = stat_map(values, given["covariates"][:, 0], sites=site)
+            result.append(((one.t**2).mean(), (one.p < 0.05).mean()))
+    require_like_raw(harmonized, raw, (0.03, 0.01))
+
+
 @pytest.mark.parametrize("keep_target", [False, True])
 def test_a_target_that_means_nothing_has_no_effect_in_volumes(keep_target):
     rng = np.random.default_rng(1)

@@ -92,7 +92,11 @@ class Covariance(SiteEffect):
             vectors, values = (np.concatenate(parts) for parts in zip(*sites, strict=True))
             values = (values + k) / (np.repeat(n, np.diff(start)) + k)
         rest = 1 / (1 + n / k)
-        return cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
+        effect = cls(
+            k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others
+        )
+        kept = effect._undone_squares(white, design).sum() / max(before.sum(), TINY)
+        return replace(effect, scale=scale * np.sqrt(kept)) if np.isfinite(k) else effect
 
     def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
         """Return the sums of squares of undone scores, (sites, dimensions)."""
@@ -243,15 +247,14 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         expected = judged.weight @ b**2 / judged.weight.sum()
         expected = np.where(expected > TINY, expected, 1.0)
         b = b / np.sqrt(expected)
-        held, before = judged.n_participants, fitted.weight @ a**2
+        held = judged.n_participants
         candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
         for shrinkage in SHRINKAGES:
             effect = Covariance._of_scores(
                 a, fitted, shrinkage, whiten=whiten, colour=colour, deviation=pool.deviation
             )
-            kept = _ratio(effect._undone_squares(a, fitted).sum(axis=0), before, fitted.weight.sum())
-            lengths = (effect._undone_squares(b, judged) / kept).sum(axis=1)
-            candidates.append(held * effect._log_dets - 0.5 * (held * np.log(kept).sum() + lengths))
+            lengths = effect._undone_squares(b, judged).sum(axis=1)
+            candidates.append(held * effect._log_dets - 0.5 * lengths)
         likelihoods.append(np.array(candidates)[:, np.unique(site)])
         del a, b
     chosen = choose(np.concatenate(likelihoods, axis=1))
