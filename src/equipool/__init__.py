@@ -1,7 +1,5 @@
 """equipool: pool multi-site datasets so that they can be analysed as one."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

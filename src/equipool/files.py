@@ -1,7 +1,5 @@
 """Files written atomically, JSON, hashes, data that come with the package, and the cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

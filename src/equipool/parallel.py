@@ -3,8 +3,6 @@
 Several machines need caches and results on a shared disk.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -11,8 +11,6 @@ The method ``ours-y`` is ours given the target of the training rows, and ``clean
 a harmonizer that predicts the age better than these is not closer to the truth.
 """
 
-from __future__ import annotations
-
 import re
 import time
 import warnings

@@ -5,8 +5,6 @@ Among those whose accuracy is within a tolerance (5 % in the paper) of the best,
 predict the site worst.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """Warnings and notes: what does not prevent pooling, but matters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

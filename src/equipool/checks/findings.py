@@ -1,7 +1,5 @@
 """What a check finds: a sentence with cause and remedy, its rows and columns; phrases in common."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The pre-flight report: can these sites be pooled, and what will it cost?"""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import asdict, dataclass, field
 from functools import partial

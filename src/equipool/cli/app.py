@@ -1,7 +1,5 @@
 """The command line: ``main`` reads a call and runs the module of its command in ``equipool.cli.commands``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import io

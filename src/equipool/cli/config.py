@@ -1,7 +1,5 @@
 """Options from a TOML file, which `equipool check --write-config` writes; flags of the call win over it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """Folders that commands write: new ones, or earlier ones of the same command, and no others."""
 
-from __future__ import annotations
-
 import argparse
 import glob
 import hashlib

@@ -1,7 +1,5 @@
 """The rows of a call: from a table, a table with a column of images, or a folder of images."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """ADNI and ADCP as they are handed out: a table and a folder of images, joined with the paper's roles."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tables: read from CSV, TSV and Parquet files, written to them, and checked before pooling."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import warnings

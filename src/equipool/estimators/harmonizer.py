@@ -1,7 +1,5 @@
 """What users give estimators, parsed, and what the harmonizers share: sites, the design and the target."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ differ in their ``name``. The field's metadata declare the rest:
 - ``counts``: the dimension whose length a number is, or the number of true values of a mask.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect

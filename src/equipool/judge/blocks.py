@@ -1,7 +1,5 @@
 """Volumes as means over blocks of the brain, as measured and as harmonized, made a few at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ of one covariate is exact in linear time. M, and ΔEq of several covariates, com
 up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in proportion of the sites.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

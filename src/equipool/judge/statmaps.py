@@ -4,8 +4,6 @@ One ordinary least-squares regression for each voxel, all with the same design, 
 serves all of them. Voxels are read a tile at a time: memory does not grow with their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn

@@ -1,7 +1,5 @@
 """Preprocess every head of a BIDS folder: in parallel, resumable, one bad image does not stop the others."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

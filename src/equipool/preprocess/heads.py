@@ -4,8 +4,6 @@ Each step is a pure function of arrays and affines. The libraries deepbet, Simpl
 extra ``preprocess`` and imported at use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

@@ -1,7 +1,5 @@
 """T-maps over slices of the brain, one row a method, beside the truth; their files; the report's viewer."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence

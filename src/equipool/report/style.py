@@ -4,8 +4,6 @@ Figures are drawn by matplotlib in the colours of ``LIGHT``, from colours.toml. 
 colours are CSS variables, so that one drawing serves light and dark.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tomllib

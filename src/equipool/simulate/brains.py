@@ -4,8 +4,6 @@ Brains are the MNI152 tissue maps, deformed, aged, and thinned by Alzheimer's di
 by its contrast, blur, gamma, bias field, noise and gain, each with small random deviations from scan to scan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property

@@ -4,8 +4,6 @@ Trend and levels are fitted together, with a penalty on the trend's curvature. A
 site and fold of participants, so choices on held-out participants need no further pass over the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property

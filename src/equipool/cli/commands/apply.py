@@ -1,7 +1,5 @@
 """``equipool apply``: a saved model on new participants."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``equipool check``: can the sites of a table or a folder be pooled?"""
 
-from __future__ import annotations
-
 import argparse
 import json
 

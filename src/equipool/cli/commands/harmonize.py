@@ -1,7 +1,5 @@
 """``equipool harmonize``: images or a table without site effects, and the model that removes them."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

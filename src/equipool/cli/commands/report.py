@@ -1,7 +1,5 @@
 """``equipool report``: the HTML report of a harmonization, by `harmonize` at its end or by another tool."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
