@@ -1,9 +1,7 @@
 """ImageHarmonizer: volumes without what their scanners did."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +74,7 @@ class ImageHarmonizer(Harmonizer):
 
     def fit(
         self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
-    ) -> ImageHarmonizer:
+    ) -> Self:
         """Estimate the site effects.
 
         Parameters

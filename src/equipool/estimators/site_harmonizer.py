@@ -1,11 +1,9 @@
 """SiteHarmonizer: a table without its site effects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -155,7 +153,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         covariates: Any = None,
         subject: Any = None,
         fit_on: Any = None,
-    ) -> SiteHarmonizer:
+    ) -> Self:
         """Estimate the site effects.
 
         Parameters

@@ -1,12 +1,10 @@
 """The account of a harmonization: every number of its report, and how it was obtained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +67,7 @@ class Account:
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Account:
+    def from_json(cls, text: str) -> Self:
         """Read what :meth:`to_json` wrote."""
         again = "run `equipool harmonize` again."
         try:

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from equipool.cli.config import check_config_path, write_config
+from equipool.cli.options import check_config_path, write_config
 from equipool.cli.source import read_rows, roles
 from equipool.data import check
 from equipool.progress import say
