@@ -1,20 +1,17 @@
 """What a check finds: a sentence with cause and remedy, its rows and columns; phrases in common."""
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from equipool.exceptions import InputError
+from equipool.files import packaged
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-SENTENCES: dict[str, str] = tomllib.loads(
-    files("equipool.checks").joinpath("findings.toml").read_text(encoding="utf-8")
-)
+SENTENCES: dict[str, str] = packaged("checks", "findings.toml")
 SHOWN = 5  # how many names or rows a sentence lists before it only counts the rest
 
 
