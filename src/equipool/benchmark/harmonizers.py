@@ -235,10 +235,8 @@ class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         try:
             self.combat_.fit(pd.DataFrame(np.asarray(X, dtype=np.float64)))
         except (ValueError, np.linalg.LinAlgError) as error:
-            raise InputError(
-                f"combatlearn's {self.method} cannot be fitted here ({str(error).splitlines()[0]}); name the "
-                "methods to compare without it, with --methods."
-            ) from error
+            what = f"combatlearn's {self.method} cannot be fitted here ({str(error).splitlines()[0]})"
+            raise InputError(f"{what}; name the methods to compare without it, with --methods.") from error
         return self
 
     def transform(self, X: Any, *, site: Any, covariates: Any = None) -> NDArray[np.float64]:

@@ -68,10 +68,8 @@ def places_of(frame: pd.DataFrame, paths: Sequence[Path], id: str | None) -> pd.
     )
     double = places.loc[places["file"].duplicated(), "participant_id"]
     if len(double):
-        raise InputError(
-            f"Two images would be written under one name, of {double.iloc[0]}; rename one of them, or leave "
-            "it out."
-        )
+        what = f"Two images would be written under one name, of {double.iloc[0]}"
+        raise InputError(f"{what}; rename one of them, or leave it out.")
     return places
 
 

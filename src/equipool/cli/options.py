@@ -138,13 +138,11 @@ def read_config(path: Path, command: str) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); `equipool check TABLE --write-config FILE` makes one."
-        ) from error
+        what = f"{path} cannot be read ({error.strerror})"
+        raise InputError(f"{what}; `equipool check TABLE --write-config FILE` makes one.") from error
     except (ValueError, RecursionError) as error:  # broken TOML or UTF-8, integers of thousands of digits
-        raise InputError(
-            f"{path} is no TOML file: {error}. Mend that line, or write the file anew."
-        ) from error
+        what = f"{path} is no TOML file: {error}"
+        raise InputError(f"{what}. Mend that line, or write the file anew.") from error
     options = _options()
     keys = sorted(set().union(*options.values()))
     for key in content:

@@ -137,10 +137,8 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
     """Return which rows to learn from, all by default."""
     mask = np.ones(rows, dtype=bool) if fit_on is None else np.asarray(fit_on)
     if mask.shape != (rows,) or mask.dtype != bool:
-        raise InputError(
-            f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN'). Got "
-            f"shape {mask.shape} of {mask.dtype}."
-        )
+        what = f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN')"
+        raise InputError(f"{what}. Got shape {mask.shape} of {mask.dtype}.")
     if not mask.any():
         raise InputError("fit_on selects no row; nothing can be learned.")
     return mask
@@ -228,9 +226,8 @@ def as_volumes(X: Any, mask: Any = None, affine: Any = None) -> Volumes | None:
     if mask is not None:
         _require_grid(X.mask.shape, X.affine, mask, affine)
         if not (X.mask == mask).all():
-            raise InputError(
-                "These volumes were cut out by another mask than at fit; build them with that one."
-            )
+            what = "These volumes were cut out by another mask than at fit"
+            raise InputError(f"{what}; build them with that one.")
     return X
 
 

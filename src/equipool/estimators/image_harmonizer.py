@@ -132,7 +132,6 @@ class ImageHarmonizer(Harmonizer):
 def _volumes(X: Any, *grid: Any) -> Volumes:
     volumes = as_volumes(X, *grid)
     if volumes is None:
-        raise InputError(
-            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for tables."
-        )
+        what = "ImageHarmonizer takes Volumes or paths of NIfTI files"
+        raise InputError(f"{what}; use SiteHarmonizer for tables.")
     return volumes

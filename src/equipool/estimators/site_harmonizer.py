@@ -218,9 +218,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         for name in ("bending", "network", "infer"):
             value, chosen = getattr(self, name), name in ("bending", "network")
             if not isinstance(value, bool | np.bool_) and not (chosen and value is None):
-                raise InputError(
-                    f"{name} must be True{', False or None' if chosen else ' or False'}. Got {value!r}."
-                )
+                what = f"{name} must be True{', False or None' if chosen else ' or False'}"
+                raise InputError(f"{what}. Got {value!r}.")
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -357,10 +356,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             return -1
         index = self.site_index.get(str(parse_labels([self.reference_site])[0]))
         if index is None:
-            raise InputError(
-                f"The reference site {self.reference_site!r} is not among the sites; there are "
-                f"{listed(self.sites_, shown=8)}."
-            )
+            what = f"The reference site {self.reference_site!r} is not among the sites"
+            raise InputError(f"{what}; there are {listed(self.sites_, shown=8)}.")
         return index
 
     def _features(self, X: Any, *, reset: bool = False) -> Any:
@@ -438,9 +435,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             if all(name in taken for name in names):
                 given |= {role: X[columns[role]]} if role in given else {}
             elif not (self.infer and role != "subject") and role in given:
-                raise InputError(
-                    f"X has no column {listed(names)} for the {role}; give a data frame with it."
-                )
+                what = f"X has no column {listed(names)} for the {role}"
+                raise InputError(f"{what}; give a data frame with it.")
         return (X.drop(columns=taken) if taken else X), given
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:

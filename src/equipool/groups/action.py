@@ -108,9 +108,8 @@ class CovariateAction(nn.Module):
         omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
         self.n = n = 2 * len(omega) if n is None else n
         if omega.dim() != 2 or omega.shape[1] == 0 or len(omega) != n // 2:
-            raise InputError(
-                f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
-            )
+            what = f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K)"
+            raise InputError(f"{what}. Got {tuple(omega.shape)}.")
         if not torch.isfinite(omega).all():
             raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
         self.register_buffer("frequencies", omega)
@@ -161,10 +160,8 @@ class CovariateAction(nn.Module):
         if self.n_covariates == 1 and (c.dim() < 2 or c.shape[-1] != 1):
             c = c.unsqueeze(-1)
         if c.dim() == 0 or c.shape[-1] != self.n_covariates:
-            raise InputError(
-                f"This action has {self.n_covariates} covariate(s), so c needs that many columns. "
-                f"Got shape {tuple(c.shape)}."
-            )
+            what = f"This action has {self.n_covariates} covariate(s), so c needs that many columns"
+            raise InputError(f"{what}. Got shape {tuple(c.shape)}.")
         return c.to(torch.promote_types(c.dtype, self.frequencies.dtype))
 
     def angles(self, c: Any) -> Tensor:
