@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
 from equipool.data.nifti import Frame, check_volumes, fitting_mask, read_mask, read_volume, write_volume
+from equipool.data.pooled import PooledDataset
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import cache_folder, read_json, write_json
 
@@ -26,6 +27,8 @@ Rows = Any  # positions, a mask or a slice
 SCHEMA = 2  # raised when the same files are cached otherwise
 LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
 CHANGED = "Some images changed while they were read; try again when nothing writes to them."
+AT_ONCE = 16  # volumes in memory, for means over blocks
+BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
 
 
@@ -277,3 +280,41 @@ def _derived_mask(present: NDArray[Any], images: int) -> Mask:
     if not mask.any():
         raise InputError("No voxel is nonzero in half of the images; are they aligned? Else give a mask.")
     return mask
+
+
+# -- means over blocks of the brain, made a few volumes at a time ------------------------------------------
+
+
+def means_of_volumes(volumes: Volumes, pool: PooledDataset, harmonizer: Any = None) -> NDArray[np.float64]:
+    """Return block means of all volumes, (rows, blocks): as measured, or by a fitted ImageHarmonizer."""
+    means, covariates = [], pool.labelled_covariates
+    for start in range(0, len(volumes), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        part = volumes[rows]
+        if harmonizer is not None:
+            part = harmonizer.transform(part, site=pool.site_labels[rows], covariates=covariates.iloc[rows])
+        means.append(block_means(part.read(), volumes.mask))
+    return np.vstack(means)
+
+
+def block_means(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return means over blocks of the box that hold enough of the brain, (rows, blocks)."""
+    _, block = np.unique(np.argwhere(mask) // BLOCK_SIZE, axis=0, return_inverse=True)
+    counts = np.bincount(block)
+    means = np.stack([np.bincount(block, weights=row, minlength=len(counts)) for row in values]) / counts
+    return means[:, counts >= BLOCK_VOXELS]
+
+
+def block_size(volumes: Volumes) -> str:
+    """Return the edge lengths of a block in mm."""
+    edges = np.linalg.norm(volumes.affine[:3, :3], axis=0) * BLOCK_SIZE
+    return " × ".join(f"{edge:.3g}" for edge in edges) + " mm"
+
+
+def block_names(volumes: Volumes) -> list[str]:
+    """Return where the centre of each block is, in mm."""
+    mm = np.argwhere(volumes.mask) @ volumes.affine[:3, :3].T + volumes.affine[:3, 3]
+    return [
+        "block at {:.0f} {:.0f} {:.0f} mm".format(*place).replace("-", "−")
+        for place in block_means(mm.T, volumes.mask).T
+    ]

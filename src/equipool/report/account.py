@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from equipool.checks import PreflightReport
 from equipool.checks.findings import listed, plural
 from equipool.data import PooledDataset, Volumes
+from equipool.data.volumes import means_of_volumes
 from equipool.exceptions import InputError
-from equipool.judge.blocks import means_of_volumes
 from equipool.judge.heldout import MIN_PARTICIPANTS, Again, held_out, numbered, sample_rows, without_holes
 from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables

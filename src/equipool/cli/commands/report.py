@@ -19,10 +19,10 @@ from equipool.cli.outputs import announce
 from equipool.cli.source import Source, read_source, roles
 from equipool.data import PooledDataset, Volumes, read_table
 from equipool.data.tables import with_intensity
+from equipool.data.volumes import block_names, block_size, means_of_volumes
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
-from equipool.judge.blocks import block_names, block_size, means_of_volumes
 from equipool.progress import say
 from equipool.report.account import Account, account_of, again_table, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
