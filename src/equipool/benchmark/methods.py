@@ -124,9 +124,8 @@ def select(
     for method in methods:
         table = _search(dataset, method, out / "trials", trials, jobs)
         best = choose(table, tolerance)
-        tables.append(
-            table.assign(chosen=table.index == best, parameters=table["parameters"].map(json.dumps))
-        )
+        parameters = table["parameters"].map(json.dumps)
+        tables.append(table.assign(chosen=table.index == best, parameters=parameters))
         row = table.loc[best]
         chosen[method] = row["parameters"]
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")

@@ -19,9 +19,8 @@ SHOWN = 5  # how many names or rows a sentence lists before it only counts the r
 class Finding:
     """One result of a check."""
 
-    level: (
-        Level  #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
-    )
+    #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
+    level: Level
     code: str  #: a short stable name, such as ``"missing-values"``
     text: str  #: the sentence for the user
     columns: tuple[str, ...] = ()  #: names of columns

@@ -19,7 +19,6 @@ Levels = tuple[str, ...] | None  # of a covariate that is text: its values, code
 FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
 
-
 DATES = "mM"  # kinds of NumPy's dtypes
 
 

@@ -32,9 +32,8 @@ class PreflightReport:
     inputs: Inputs = field(repr=False)  #: the parsed pool
     findings: tuple[Finding, ...]  #: errors first, then warnings, then notes
     sites: pd.DataFrame  #: one row a site: rows, classes or target mean, range of each covariate
-    overlap: dict[
-        str, pd.DataFrame
-    ]  #: by covariate, site × site: the share of participants in a common range
+    #: by covariate, site × site: the share of participants in a common range
+    overlap: dict[str, pd.DataFrame]
     common: dict[str, float]  #: by covariate, the share of participants in the range that all sites cover
     confounding: dict[str, float]  #: of each covariate and the target: its association with the site, 0 to 1
     site_prediction: measures.SitePrediction | None  #: from covariates and target together, and chance

@@ -6,11 +6,9 @@ plane p; for odd n the last coordinate is fixed. Applying ρ(c) to N vectors cos
 exponential is taken.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +47,11 @@ class PlaneRotation:
     n: int
 
     @property
-    def inverse(self) -> PlaneRotation:
+    def inverse(self) -> Self:
         """The same planes turned back."""
         return replace(self, angles=-self.angles)
 
-    def __matmul__(self, other: Tensor | PlaneRotation) -> Tensor | PlaneRotation:
+    def __matmul__(self, other: Tensor | Self) -> Tensor | Self:
         """Compose with another rotation of the same torus, or turn the vectors (..., n)."""
         if isinstance(other, Tensor):
             return self.apply(other)
@@ -115,7 +113,7 @@ class CovariateAction(nn.Module):
         self.register_buffer("frequencies", omega)
 
     @classmethod
-    def all_ones(cls, n: int, n_covariates: int = 1) -> CovariateAction:
+    def all_ones(cls, n: int, n_covariates: int = 1) -> Self:
         """Build the paper's action: the all-ones generator of so(n), in the basis of its planes.
 
         One generator cannot distinguish two covariates, so the space is cut into K blocks, each with the
@@ -135,7 +133,7 @@ class CovariateAction(nn.Module):
         base: float = math.pi / 2,
         harmonics: int = 4,
         turning: int | None = None,
-    ) -> CovariateAction:
+    ) -> Self:
         """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
         Whole multiples make τ equivariant for every rotation (see :attr:`FrameTau.exact_everywhere`). By

@@ -306,16 +306,11 @@ def verdict(
     if judged is None:
         text = "Harmonization cannot be judged: the sites are too small to hold participants out."
         return [{"level": "fair", "text": text}]
-    rows = judged.get("written", [])
-    suspected = {row["what"]: _written_verdict(row, features or {}) for row in rows}
+    rows, features = judged.get("written", []), features or {}
+    suspected = {row["what"]: _written_verdict(row, features) for row in rows}
     accused = {what: one for what, one in suspected.items() if one is not None}
     signals = _signal_verdicts(judged, {row["what"]: row for row in rows}, accused)
-    return [
-        _site_verdict(judged, covariates),
-        *signals,
-        *accused.values(),
-        *_feature_verdicts(features or {}),
-    ]
+    return [_site_verdict(judged, covariates), *signals, *accused.values(), *_feature_verdicts(features)]
 
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
@@ -392,13 +387,10 @@ def _signal_verdicts(
             hardly = 0.5 + max(hardly, 2.5 / (3 * judged["participants"]) ** 0.5)
         level, text = "good", f"The signal of {what} was preserved"
         if change > noise and row["after"] > hardly:
-            level, text = (
-                "fair",
-                f"{what} is predicted better than before, which harmonization does not explain",
-            )
+            level, why = "fair", "which harmonization does not explain"
             if what in written and what not in accused:
                 level, why = "good", "as sites' means and spreads no longer hide it"
-                text = f"{what} is predicted better than before, {why}"
+            text = f"{what} is predicted better than before, {why}"
         elif row["before"] <= hardly:
             level, why = "fair", "so a loss of its signal could not be detected"
             text = f"{what} could hardly be predicted before, {why}"
@@ -450,9 +442,8 @@ def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str
             claims.append((added[some[0]], limits, text))
     if "null" in number:
         claims.append((number["null"], NULL, f"{again} features predict these (R² {r2['null']})."))
-        claims.append(
-            (number["chance"], CHANCE, f"{again} their chance effect (T²) grew {r2['chance']} times.")
-        )
+        text = f"{again} their chance effect (T²) grew {r2['chance']} times."
+        claims.append((number["chance"], CHANCE, text))
     if "filled_after" in number:
         least = max(FILLED, 2 * number["filled_error"])
         how = "better than measured ones: they were made from it"
