@@ -94,11 +94,11 @@ def shrinkage() -> None:
     axes[0].legend(fontsize=9)
     for k, colour in ((30.0, BLUE), (200.0, ORANGE), (1000.0, GREEN)):
         axes[1].plot(count, count / (count + k), color=colour, label=f"covariance, mixing = {k:g}")
-    axes[1].plot(count, count / (count + 10), color=GREY, linestyle="--", label="spread, 10")
+    axes[1].plot(count, count / (count + 10), color=GREY, linestyle="--", label="scale, 10")
     axes[1].set(xlabel="participants at the site", ylabel="weight of the site's estimate", ylim=(0, 1.45))
     axes[1].legend(fontsize=8, ncols=2, loc="upper left")
     axes[0].set_title("shift", fontsize=11)
-    axes[1].set_title("spread and covariance", fontsize=11)
+    axes[1].set_title("scale and covariance", fontsize=11)
     save(figure, "shrinkage")
 
 

@@ -16,7 +16,7 @@ from equipool.data.volumes import block_means
 from equipool.judge.classifiers import CLASSIFIERS
 from equipool.simulate import brains
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # last: a file there is named as a package
 import harmonized_images as volumes
 
 

@@ -62,9 +62,11 @@ def test_other_training_labels_give_the_level_of_chance():
     pool = pool_of(300, effect=3.0)
     fold = Fold(pool, np.arange(100), np.arange(100, 300), np.arange(300))
     [true] = fold.site_scores(pool.features, ["logistic"])
-    mixed = np.random.default_rng().permutation(pool.site)
-    [shuffled] = fold.site_scores(pool.features, ["logistic"], site=mixed)
-    assert true.balanced_accuracy > 0.8 > 0.65 > shuffled.balanced_accuracy
+    shuffled = []  # one such classifier may be right or wrong by chance about most of a site
+    for mixed in (np.random.default_rng().permutation(pool.site) for _ in range(10)):
+        [scores] = fold.site_scores(pool.features, ["logistic"], site=mixed)
+        shuffled.append(scores.balanced_accuracy)
+    assert true.balanced_accuracy > 0.8 > 0.65 > np.mean(shuffled)
 
 
 def test_numbers_and_classes_are_predicted_from_features():

@@ -111,8 +111,9 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         A frame with one row for each site and covariate: how far beyond the other sites it reaches.
     choices_
         What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
-        the trend (``scales_trend``), the ``warped`` features, the ``shrinkage`` of covariances (infinite:
-        none) and the share of the ``coupling`` (0: none).
+        the trend (``scales_trend``), the ``warped`` features, whether the ``covariance`` of sites is
+        changed, its ``shrinkage`` (infinite: variances of principal components alone) and the share of the
+        ``coupling`` (0: none).
     harmonized_, point_masses_
         Which features are harmonized; the value of each feature that many rows share and that stays as it is,
         NaN where there is none.
@@ -340,6 +341,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             "curvature": self.model_.curvature,
             "scales_trend": composition["shift and scale"].scales_trend,
             "warped": names[composition["warp"].columns].tolist(),
+            "covariance": not composition["covariance"].is_identity,
             "shrinkage": composition["covariance"].shrinkage,
             "coupling": composition["coupling"].share,
         }

@@ -84,14 +84,18 @@ class Covariance(SiteEffect):
         scale = scale * np.sqrt(_ratio(after, before, n.sum()))
         start, vectors, values = np.zeros(design.n_sites + 1, dtype=np.intp), white[:0], np.empty(0)
         if np.isfinite(k):
-            scaled = white / scale[design.site]
-            members = site_rows(design.site, design.n_sites)
-            sites = [_principal(scaled[rows], design.weight[rows]) for rows in members]
+            members = zip(site_rows(design.site, design.n_sites), scale, strict=True)
+            sites = [_principal(white[rows] / of_site, design.weight[rows]) for rows, of_site in members]
             start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
             vectors, values = (np.concatenate(parts) for parts in zip(*sites, strict=True))
             values = (values + k) / (np.repeat(n, np.diff(start)) + k)
         rest = 1 / (1 + n / k)
         return cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
+
+    def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
+        """Return the sums of squares of undone scores, (sites, dimensions)."""
+        members = site_rows(design.site, design.n_sites)
+        return np.array([design.weight[i] @ self._pooled(white[i], design.site[i]) ** 2 for i in members])
 
     def undo(self, rows: FloatArray, at: Context) -> FloatArray:
         """Return the values with the pool's covariance."""
@@ -237,16 +241,17 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         expected = judged.weight @ b**2 / judged.weight.sum()
         expected = np.where(expected > TINY, expected, 1.0)
         b = b / np.sqrt(expected)
-        rows, before = [-0.5 * (b**2).sum(axis=1)], fitted.weight @ a**2
+        held, before = judged.n_participants, fitted.weight @ a**2
+        candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
         for shrinkage in SHRINKAGES:
             effect = Covariance._of_scores(
                 a, fitted, shrinkage, whiten=whiten, colour=colour, deviation=pool.deviation
             )
-            kept = _ratio(fitted.weight @ effect._pooled(a, fitted.site) ** 2, before, fitted.weight.sum())
-            lengths = (effect._pooled(b, site) ** 2 / kept).sum(axis=1)
-            rows.append(effect._log_dets[site] - 0.5 * (np.log(kept).sum() + lengths))
-        of_sites = site_sums(np.array(rows).T, site, judged.n_sites, judged.weight)
-        likelihoods.append(of_sites[np.unique(site)].T)
+            kept = _ratio(effect._undone_squares(a, fitted).sum(axis=0), before, fitted.weight.sum())
+            lengths = (effect._undone_squares(b, judged) / kept).sum(axis=1)
+            candidates.append(held * effect._log_dets - 0.5 * (held * np.log(kept).sum() + lengths))
+        likelihoods.append(np.array(candidates)[:, np.unique(site)])
+        del a, b
     chosen = choose(np.concatenate(likelihoods, axis=1))
     return share, SHRINKAGES[chosen - 1] if chosen else None
 
