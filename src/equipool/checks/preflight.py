@@ -133,9 +133,8 @@ def preflight(
         values, site_index = values[finite], inputs.site_index[finite]
         # Two levels have no range, and a site without a single value has no support to compare.
         if not measures.two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
-            overlap[name] = pd.DataFrame(
-                measures.support_overlap(values, site_index), inputs.sites, inputs.sites
-            )
+            share = measures.support_overlap(values, site_index)
+            overlap[name] = pd.DataFrame(share, inputs.sites, inputs.sites)
             common[name] = measures.common_support(values, site_index)
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [

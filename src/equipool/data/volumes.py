@@ -1,14 +1,12 @@
 """Volumes: images × brain voxels of one grid, read once from NIfTI files into a memory-mapped cache."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import joblib
 import numpy as np
@@ -66,7 +64,7 @@ class Volumes:
     @classmethod
     def from_array(
         cls, data: ArrayLike, affine: ArrayLike, mask: ArrayLike | str | Path | None = None
-    ) -> Volumes:
+    ) -> Self:
         """Take images (n, x, y, z) that are in memory; without a mask, as for :meth:`build`."""
         images = np.asarray(data, dtype=np.float32)
         if images.ndim != 4 or 0 in images.shape:
@@ -92,7 +90,7 @@ class Volumes:
         cache: str | Path | None = None,
         jobs: int = 1,
         progress: bool = False,
-    ) -> Volumes:
+    ) -> Self:
         """Check NIfTI files and read them once into the cache; later calls open the cache.
 
         Values are kept as 16-bit numbers with a scale for each image: exact for whole numbers that span no
@@ -115,7 +113,7 @@ class Volumes:
         chosen = None if mask is None else read_mask(mask)
         key = joblib.hash((SCHEMA, [os.path.abspath(path) for path in files], tuple(chosen or ())))
         folder = Path(cache or cache_folder() / "images") / key
-        volumes = _open(folder, files)
+        volumes = cls._open(folder, files)
         if volumes is None:
             try:
                 _build_cache(folder, files, chosen, jobs=jobs, progress=progress)
@@ -123,10 +121,25 @@ class Volumes:
                 what = f"The cache {folder} could not be written: {error.strerror or error}"
                 remedy = "Make room, or name another folder in the environment variable EQUIPOOL_CACHE"
                 raise EquipoolError(f"{what}. {remedy}.") from error
-            volumes = _open(folder, files)
+            volumes = cls._open(folder, files)
         if volumes is None:
             raise EquipoolError(CHANGED)
         return volumes
+
+    @classmethod
+    def _open(cls, folder: Path, files: tuple[Path, ...]) -> Self | None:
+        """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
+        try:
+            facts = read_json(folder / FACTS)
+            if facts["files"] != _stamps(files):
+                return None
+            mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
+            shape = len(files), int(mask.sum())
+            store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
+            affine = np.array(facts["affine"], dtype=np.float64)
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            return None
+        return cls(mask, affine, files, store, np.arange(len(files)), scales)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,7 +153,7 @@ class Volumes:
         """Images and voxels."""
         return len(self.rows), int(self.store.shape[1])
 
-    def __getitem__(self, rows: Rows) -> Volumes:
+    def __getitem__(self, rows: Rows) -> Self:
         """Select images by a mask, positions or a slice; nothing is read."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
@@ -178,7 +191,7 @@ class Volumes:
         images[..., self.mask] = given
         return images
 
-    def with_values(self, values: ArrayLike) -> Volumes:
+    def with_values(self, values: ArrayLike) -> Self:
         """Return the same images with other values (images, voxels), in memory."""
         given = np.asarray(values, dtype=np.float32)
         if given.shape != self.shape:
@@ -201,21 +214,6 @@ class Volumes:
         if not source.is_file():
             raise InputError(f"{source} is not there any more; its header is needed to write {path.name}.")
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
-
-
-def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
-    """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
-    try:
-        facts = read_json(folder / FACTS)
-        if facts["files"] != _stamps(files):
-            return None
-        mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
-        shape = len(files), int(mask.sum())
-        store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
-        affine = np.array(facts["affine"], dtype=np.float64)
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None
-    return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
 def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:

@@ -268,14 +268,15 @@ def seen_at_fit(model: Any) -> list[Seen]:
         covariates = [(one.name, one.levels) for one in model.covariates_]
         features = []
     else:
-        ends = [(low, high) for low, high in zip(*model.covariate_range, strict=True)]
+        ranges = model.support_.groupby("covariate", sort=False).agg({"low": "min", "high": "max"})
+        ends = list(ranges.itertuples(index=False, name=None))
         covariates = list(zip(model.encoding_.names, model.encoding_.levels, strict=True))
         kept, mean, reach = model.harmonized_, model.feature_mean_, 2 * model.feature_scale_
         low = np.where(model.floor_ > 0, np.maximum(mean - reach, 2 * model.floor_), mean - reach)
         table = zip(model.get_feature_names_out()[kept], low[kept], (mean + reach)[kept], strict=True)
         features = [Seen(str(name), low, high, is_covariate=False) for name, low, high in table]
-    ranges = zip(covariates, ends, strict=True)
-    return [Seen(name, *end, True) for (name, levels), end in ranges if levels is None] + features
+    both = zip(covariates, ends, strict=True)
+    return [Seen(name, *end, True) for (name, levels), end in both if levels is None] + features
 
 
 def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:

@@ -254,14 +254,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         distributed.warn_unless_started()
         with distributed.leader_first():  # it fills the cache of images
             features = self._features(X, reset=True)
-        inputs = inputs_of(
-            None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
-            np.ones(len(features), dtype=bool),
-            site=site,
-            covariates=covariates,
-            y=y,
-            task=self.task,
-        )
+        table = None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features
+        rows = np.ones(len(features), dtype=bool)
+        inputs = inputs_of(table, rows, site=site, covariates=covariates, y=y, task=self.task)
         check_for_fit(inputs, site_given=site is not None)
         self._require_widths()
         self._require_fitting_modules(features.shape[1])

@@ -328,11 +328,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
 
     @property
-    def covariate_range(self) -> tuple[FloatArray, FloatArray]:
-        """The least and the greatest value of each covariate at the fit, (covariates,) each."""
-        return self._support[..., 0].min(axis=1), self._support[..., 1].max(axis=1)
-
-    @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")

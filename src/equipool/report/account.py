@@ -256,16 +256,14 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
 
 def _on_cells(by_feature: Columns, empty: NDArray[np.bool_], filled: NDArray[np.bool_]) -> list[str]:
     """Add the numbers of empty and filled cells to the table of features; return sentences about them."""
-    sentences = []
+    texts = []
     for what, cells in (("empty", empty & ~filled), ("filled-in", filled)):
         if cells.any():
             by_feature[f"{what} cells"] = cells.sum(axis=0).tolist()
             where = plural(int(cells.any(axis=0).sum()), "feature")
             count = f"{plural(int(cells.sum()), f'{what} cell')} ({cells.mean():.1%}) in {where}"
-            sentences.append(
-                f"{count} were not judged; their place is given to every classifier of the site."
-            )
-    return sentences
+            texts.append(f"{count} were not judged; their place is given to every classifier of the site.")
+    return texts
 
 
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:

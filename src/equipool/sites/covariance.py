@@ -1,5 +1,7 @@
 """Each site's covariance of residuals, relative to the pool's."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

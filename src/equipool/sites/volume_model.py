@@ -123,9 +123,8 @@ class Scans:
 
     def only(self, rows: IntArray) -> Self:
         """Return some of them."""
-        return replace(
-            self, volumes=self.volumes[rows], design=self.design.only(rows), columns=self.columns[rows]
-        )
+        volumes, design = self.volumes[rows], self.design.only(rows)
+        return replace(self, volumes=volumes, design=design, columns=self.columns[rows])
 
     def parts(self) -> Iterator[tuple[slice, FloatArray, NDArray[np.bool_], ScanContext]]:
         """Yield some scans at a time at gain 1, what is absent, and their context without a prediction."""
