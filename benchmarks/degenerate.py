@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from equipool.benchmark.harmonizers import ComBatPeer
 from equipool.estimators import SiteHarmonizer
-from equipool.estimators.peers import ComBatPeer
 from equipool.exceptions import InputError
 from equipool.simulate import simulate_table
 

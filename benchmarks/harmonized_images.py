@@ -24,16 +24,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from equipool.benchmark.datasets import simulated_cohort, simulated_folder, split_cohort, whole_cohort
-from equipool.benchmark.harmonizers import best_accuracy
+from equipool.benchmark.harmonizers import ComBatPeer, best_accuracy
 from equipool.benchmark.methods import METHODS, Settings, make_method, read_settings, settings_of
 from equipool.benchmark.runs import file_stem, fingerprint, markdown_table, run_all
 from equipool.data.nifti import read_volume
 from equipool.data.pooled import PooledDataset
-from equipool.data.volumes import Volumes
+from equipool.data.volumes import Volumes, block_means
 from equipool.estimators.image_harmonizer import ImageHarmonizer
-from equipool.estimators.peers import ComBatPeer
 from equipool.files import write_whole
-from equipool.judge.blocks import block_means
 from equipool.judge.classifiers import BALANCED, UNWEIGHTED, fit_classifiers, shuffled_sites
 from equipool.judge.heldout import Fold
 from equipool.judge.statmaps import StatMap, detection, stat_map

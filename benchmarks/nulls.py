@@ -40,10 +40,9 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from equipool import ImageHarmonizer, SiteHarmonizer, simulate_table
-from equipool.benchmark.harmonizers import read_pool
+from equipool.benchmark.harmonizers import ComBatPeer, read_pool
 from equipool.data.bids import read_bids
 from equipool.data.volumes import Volumes
-from equipool.estimators.peers import ComBatPeer
 from equipool.judge.statmaps import stat_map
 
 METHODS = ("raw", "ours", "ours-y", "combat", "combat-y", "combat-gam", "covbat-gam")

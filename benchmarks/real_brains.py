@@ -32,10 +32,9 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from threadpoolctl import threadpool_limits
 
 from equipool import EquivariantPooler, ImageHarmonizer
+from equipool.benchmark.harmonizers import ComBatPeer
 from equipool.data.bids import read_bids
-from equipool.data.volumes import Volumes
-from equipool.estimators.peers import ComBatPeer
-from equipool.judge.blocks import block_means
+from equipool.data.volumes import Volumes, block_means
 from equipool.judge.classifiers import BALANCED, UNWEIGHTED, classify_site
 
 

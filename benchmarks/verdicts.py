@@ -22,8 +22,7 @@ import numpy as np
 import pandas as pd
 
 from equipool import SiteHarmonizer
-from equipool.benchmark.harmonizers import read_pool
-from equipool.estimators.peers import ComBatPeer
+from equipool.benchmark.harmonizers import ComBatPeer, read_pool
 from equipool.judge import heldout
 from equipool.report import account
 

@@ -1,7 +1,5 @@
 """equipool: pool multi-site datasets so that they can be analysed as one."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +36,8 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
-    raise AttributeError(
-        f"module 'equipool' has no attribute {name!r}; {did_you_mean(name, _PUBLIC, 'see dir()')}"
-    )
+    what = f"module 'equipool' has no attribute {name!r}"
+    raise AttributeError(f"{what}; {did_you_mean(name, _PUBLIC, 'see dir()')}")
 
 
 def __dir__() -> list[str]:

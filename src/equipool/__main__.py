@@ -1,7 +1,5 @@
 """``python -m equipool`` and the ``equipool`` command; an interruption is reported in one line."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -6,8 +6,6 @@ the MMD and the means are those of the whole batch, and noise that is added to t
 one process. :func:`average_gradients` averages the gradients afterwards.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import warnings

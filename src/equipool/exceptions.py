@@ -1,7 +1,5 @@
 """The errors and warnings of equipool, and parts of their messages."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

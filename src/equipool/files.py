@@ -1,7 +1,5 @@
 """Files written atomically, JSON, hashes, data that come with the package, and the cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -41,9 +39,8 @@ def write_whole(path: Path, content: bytes | str) -> Path:
             partial.unlink()
         if not isinstance(error, OSError):
             raise
-        raise EquipoolError(
-            f"{path} could not be written: {error.strerror}. Make room there, or choose another folder."
-        ) from error
+        what = f"{path} could not be written: {error.strerror}"
+        raise EquipoolError(f"{what}. Make room there, or choose another folder.") from error
     return path
 
 

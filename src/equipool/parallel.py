@@ -3,8 +3,6 @@
 Several machines need caches and results on a shared disk.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -64,9 +62,8 @@ def cluster(scheduler: str | None) -> Iterator[None]:
         ) from error
     with client:
         if not client.ncores():
-            raise EquipoolError(
-                f"The scheduler at {scheduler} has no workers; start some with `dask worker {scheduler}`."
-            )
+            what = f"The scheduler at {scheduler} has no workers"
+            raise EquipoolError(f"{what}; start some with `dask worker {scheduler}`.")
         with joblib.parallel_config("dask"):
             yield
 

@@ -1,7 +1,5 @@
 """The progress of a run and its remaining time: one line on a terminal, nothing in a pipe or a log."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator

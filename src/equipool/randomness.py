@@ -1,7 +1,5 @@
 """Randomness: one seed, hashed for each purpose, and noise that is a function of the row."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

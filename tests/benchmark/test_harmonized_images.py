@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from equipool.benchmark import datasets as brainsets
 from equipool.cli import app as cli
-from equipool.judge.blocks import block_means
+from equipool.data.volumes import block_means
 from equipool.judge.classifiers import CLASSIFIERS
 from equipool.simulate import brains
 

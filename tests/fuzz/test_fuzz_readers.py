@@ -249,7 +249,7 @@ VALUES = ("1", "-1", "1.5", "nan", "inf", "true", '"age"', '""', '"\\u0000"', '"
 
 def test_odd_config_files(tmp_path, capsys):
     from equipool.cli.app import main
-    from equipool.cli.config import read_config
+    from equipool.cli.options import read_config
 
     rng = generator("config files")
     table, written = tmp_path / "t.csv", tmp_path / "written.toml"

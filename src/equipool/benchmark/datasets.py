@@ -5,8 +5,6 @@ UCI Adult and German are the paper's fairness tables: the site is a sensitive at
 of the scanners' training participants do not overlap. ``adni:FOLDER`` and ``adcp:FOLDER`` are real.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

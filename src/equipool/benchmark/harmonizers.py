@@ -11,8 +11,6 @@ The method ``ours-y`` is ours given the target of the training rows, and ``clean
 a harmonizer that predicts the age better than these is not closer to the truth.
 """
 
-from __future__ import annotations
-
 import re
 import time
 import warnings
@@ -20,20 +18,20 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
 
 from equipool.benchmark.runs import fingerprint, markdown_table, mean_and_sd, run_all
 from equipool.checks import Roles
 from equipool.checks.inputs import parse_labels
 from equipool.data import PooledDataset
 from equipool.data.tables import read_table
-from equipool.estimators.peers import PEERS, ComBatPeer
 from equipool.estimators.site_harmonizer import SiteHarmonizer
-from equipool.exceptions import InputError
+from equipool.exceptions import InputError, MissingExtraError
 from equipool.files import packaged, write_whole
 from equipool.judge.classifiers import BALANCED, SiteScore
 from equipool.judge.heldout import Fold, make_folds
@@ -47,6 +45,12 @@ USUAL: dict[str, Any] = {"features": 24, "noise": 0.12, "disease": 0.04, "mixing
 JOINT = {"features": 80, "noise": 0.06, "joint": 0.3}
 FOLDS, MIN_ROWS = 5, 10  # rows of a site
 SHOWN: dict[str, str] = packaged("benchmark", "tables.toml")["harmonizers"]  # the titles of columns
+
+# The ComBat family, by our names, in the package combatlearn, the extra ``peers``; nothing else needs it.
+PEERS = {"combat-nocov": "johnson", "combat": "fortin", "combat-gam": "gam"}
+PEERS |= {"covbat": "chen", "covbat-gam": "covbat_gam"}
+LINEAR = {"combat-gam": "combat", "covbat-gam": "covbat"}
+SPLINE_VALUES = 10  # distinct values of a covariate that combatlearn requires for a spline
 
 
 def run_harmonizers(
@@ -204,3 +208,45 @@ def score_fold(
 def best_accuracy(scores: Sequence[SiteScore]) -> float:
     """Return the balanced accuracy of the best site classifier."""
     return max(score.balanced_accuracy for score in scores)
+
+
+class ComBatPeer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A member of the ComBat family (one of :data:`PEERS`), with covariates where it takes them."""
+
+    def __init__(self, method: str = "combat") -> None:
+        self.method = method
+
+    def fit(self, X: Any, y: Any = None, *, site: Any, covariates: Any = None) -> Self:
+        """Fit combatlearn's estimator, whose metadata belong to its constructor."""
+        try:
+            from combatlearn import ComBat
+        except ImportError:
+            needed = "The ComBat family needs combatlearn: pip install 'equipool[peers]'."
+            raise MissingExtraError(needed) from None
+        if self.method not in PEERS:
+            raise InputError(f"There is no peer {self.method!r}; there are {', '.join(PEERS)}.")
+        metadata, method = self._metadata(site, covariates), self.method
+        settings: dict[str, Any] = {}
+        if method in LINEAR:  # splines only where a covariate has enough values
+            numbers = metadata.get("continuous_covariates", pd.DataFrame())
+            smooth = [name for name in numbers if numbers[name].nunique() >= SPLINE_VALUES]
+            method, settings = (method, {"smooth_terms": smooth}) if smooth else (LINEAR[method], {})
+        self.combat_ = ComBat(**metadata, method=PEERS[method], **settings)
+        try:
+            self.combat_.fit(pd.DataFrame(np.asarray(X, dtype=np.float64)))
+        except (ValueError, np.linalg.LinAlgError) as error:
+            what = f"combatlearn's {self.method} cannot be fitted here ({str(error).splitlines()[0]})"
+            raise InputError(f"{what}; name the methods to compare without it, with --methods.") from error
+        return self
+
+    def transform(self, X: Any, *, site: Any, covariates: Any = None) -> NDArray[np.float64]:
+        """Return the harmonized features."""
+        self.combat_.set_params(**self._metadata(site, covariates))
+        return np.asarray(self.combat_.transform(pd.DataFrame(np.asarray(X, dtype=np.float64))))
+
+    def _metadata(self, site: Any, covariates: Any) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"batch": pd.Series(np.asarray(site).astype(str))}
+        if covariates is not None and self.method != "combat-nocov":
+            values = np.asarray(covariates, dtype=np.float64).reshape(len(metadata["batch"]), -1)
+            metadata["continuous_covariates"] = pd.DataFrame(values).add_prefix("c")
+        return metadata

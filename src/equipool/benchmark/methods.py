@@ -5,8 +5,6 @@ Among those whose accuracy is within a tolerance (5 % in the paper) of the best,
 predict the site worst.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -126,9 +124,8 @@ def select(
     for method in methods:
         table = _search(dataset, method, out / "trials", trials, jobs)
         best = choose(table, tolerance)
-        tables.append(
-            table.assign(chosen=table.index == best, parameters=table["parameters"].map(json.dumps))
-        )
+        parameters = table["parameters"].map(json.dumps)
+        tables.append(table.assign(chosen=table.index == best, parameters=parameters))
         row = table.loc[best]
         chosen[method] = row["parameters"]
         say(f"{method}: ACC {row['acc']:.1f}, AUC {row['auc']:.3f} with {chosen[method]}")

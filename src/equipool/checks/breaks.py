@@ -5,8 +5,6 @@ measurement, as ids mostly are, such a change is a step in the residuals given c
 largest step along a site's first principal components is compared with that of permuted rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

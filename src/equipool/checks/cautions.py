@@ -1,7 +1,5 @@
 """Warnings and notes: what does not prevent pooling, but matters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -97,12 +95,8 @@ def confounding_cautions(
     if confounding.get(inputs.target_name, 0) > 0.1 and inputs.target is not None:
         advice.append(f"the effects of {inputs.target_name!r} and of the site cannot be fully separated")
     degree = "strongly" if excess > 0.5 else "moderately"
-    words: dict[str, Any] = {
-        "accuracy": prediction.balanced_accuracy,
-        "chance": prediction.chance,
-        "degree": degree,
-    }
-    yield warning("confounded", *confounding, **words, advice="; ".join(advice))
+    words: dict[str, Any] = {"accuracy": prediction.balanced_accuracy, "chance": prediction.chance}
+    yield warning("confounded", *confounding, **words, degree=degree, advice="; ".join(advice))
 
 
 def outlier_cautions(inputs: Inputs) -> Iterator[Finding]:

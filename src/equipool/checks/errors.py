@@ -1,7 +1,5 @@
 """What makes a pool impossible to use: each problem in one sentence with its remedy."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

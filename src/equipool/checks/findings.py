@@ -1,22 +1,17 @@
 """What a check finds: a sentence with cause and remedy, its rows and columns; phrases in common."""
 
-from __future__ import annotations
-
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from equipool.exceptions import InputError
+from equipool.files import packaged
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-SENTENCES: dict[str, str] = tomllib.loads(
-    files("equipool.checks").joinpath("findings.toml").read_text(encoding="utf-8")
-)
+SENTENCES: dict[str, str] = packaged("checks", "findings.toml")
 SHOWN = 5  # how many names or rows a sentence lists before it only counts the rest
 
 
@@ -24,9 +19,8 @@ SHOWN = 5  # how many names or rows a sentence lists before it only counts the r
 class Finding:
     """One result of a check."""
 
-    level: (
-        Level  #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
-    )
+    #: ``"error"``: cannot be pooled like this; ``"warning"``: can, but; ``"note"``: for the record
+    level: Level
     code: str  #: a short stable name, such as ``"missing-values"``
     text: str  #: the sentence for the user
     columns: tuple[str, ...] = ()  #: names of columns

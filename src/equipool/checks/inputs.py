@@ -1,13 +1,11 @@
 """Features, target, site and covariates from arrays or a table, parsed into one form that can be checked."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -20,7 +18,6 @@ Task = Literal["class", "number"]
 Levels = tuple[str, ...] | None  # of a covariate that is text: its values, coded 0 and 1
 FloatArray = NDArray[np.float64]
 ObjectArray = NDArray[np.object_]
-
 
 DATES = "mM"  # kinds of NumPy's dtypes
 
@@ -83,7 +80,7 @@ class Inputs:
     @classmethod
     def from_frame(
         cls, frame: pd.DataFrame, *, site: str, images: str | None = None, **roles: Unpack[Roles]
-    ) -> Inputs:
+    ) -> Self:
         """Take the roles of a table's columns.
 
         Without ``features``, every other column of numbers is one; with ``images``, a column of paths, none.
@@ -117,7 +114,7 @@ class Inputs:
         )
 
     @classmethod
-    def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Inputs:
+    def from_arrays(cls, X: Any, *, site: Any, **arrays: Unpack[Arrays]) -> Self:
         """Take arrays, lists, series or frames of the same length; X is ``None`` for images."""
         features = pd.DataFrame(index=range(len(site))) if X is None else as_frame(X, "X", prefix="x")
         for name, values in {"site": site, **arrays}.items():
@@ -141,10 +138,10 @@ class Inputs:
         cls,
         features: pd.DataFrame,
         covariates: pd.DataFrame,
-        columns: Mapping[str, pd.Series[Any]],  # site, target and id
+        columns: Mapping[str, pd.Series],  # site, target and id
         coding: Roles | Arrays,
         **more: Any,
-    ) -> Inputs:
+    ) -> Self:
         X, text = _numbers(features)
         C, levels, text_in_covariates = _covariates(covariates, coding.get("levels"))
         text += text_in_covariates
@@ -243,7 +240,7 @@ def _match_names(frame: pd.DataFrame, patterns: Sequence[str], taken: set[str]) 
     return [name for name in frame.columns if name in matched]
 
 
-def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+def as_numbers(column: pd.Series) -> pd.Series:
     """Return what of a column can be read as numbers, NaN elsewhere."""
     try:
         return pd.to_numeric(column, errors="coerce")
@@ -298,7 +295,7 @@ def covariate_frame(covariates: Any, rows: int | None, names: Sequence[str] | No
     return frame
 
 
-def _not_numbers(column: pd.Series[Any]) -> str:
+def _not_numbers(column: pd.Series) -> str:
     """Return why a column is no feature, or "" if it is one (perhaps with some bad cells)."""
     present = column.dropna()
     if present.empty and len(column):
@@ -357,7 +354,7 @@ def _covariates(
     return values, tuple(all_levels), cells
 
 
-def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Task, list[TextCell]]:
+def _target(column: pd.Series, task: Task | None) -> tuple[NDArray[Any], Task, list[TextCell]]:
     """Parse the target: labels for classes, numbers for regression."""
     if task not in (None, "class", "number"):
         raise InputError(f"task must be 'class' or 'number'. Got {task!r}.")
@@ -367,7 +364,7 @@ def _target(column: pd.Series[Any], task: Task | None) -> tuple[NDArray[Any], Ta
     return values[:, 0], "number", cells
 
 
-def _guess_task(column: pd.Series[Any]) -> Task:
+def _guess_task(column: pd.Series) -> Task:
     """Text, booleans and few whole numbers are classes; everything else is a number."""
     if pd.api.types.is_bool_dtype(column) or _not_numbers(column):
         return "class"
@@ -381,7 +378,7 @@ def _guess_task(column: pd.Series[Any]) -> Task:
     return "class" if whole and len(np.unique(present)) <= 10 else "number"
 
 
-def _series(values: Any, name: str = "") -> pd.Series[Any]:
+def _series(values: Any, name: str = "") -> pd.Series:
     """Return a one-dimensional column from anything that holds one."""
     if isinstance(values, pd.Series):
         return values.reset_index(drop=True).rename(name)

@@ -1,7 +1,5 @@
 """How the participants of sites differ: overlap of ranges, confounding, a classifier of the site."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pre-flight report: can these sites be pooled, and what will it cost?"""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -34,9 +32,8 @@ class PreflightReport:
     inputs: Inputs = field(repr=False)  #: the parsed pool
     findings: tuple[Finding, ...]  #: errors first, then warnings, then notes
     sites: pd.DataFrame  #: one row a site: rows, classes or target mean, range of each covariate
-    overlap: dict[
-        str, pd.DataFrame
-    ]  #: by covariate, site × site: the share of participants in a common range
+    #: by covariate, site × site: the share of participants in a common range
+    overlap: dict[str, pd.DataFrame]
     common: dict[str, float]  #: by covariate, the share of participants in the range that all sites cover
     confounding: dict[str, float]  #: of each covariate and the target: its association with the site, 0 to 1
     site_prediction: measures.SitePrediction | None  #: from covariates and target together, and chance
@@ -136,9 +133,8 @@ def preflight(
         values, site_index = values[finite], inputs.site_index[finite]
         # Two levels have no range, and a site without a single value has no support to compare.
         if not measures.two_valued(values) and len(np.unique(site_index)) == len(inputs.sites):
-            overlap[name] = pd.DataFrame(
-                measures.support_overlap(values, site_index), inputs.sites, inputs.sites
-            )
+            share = measures.support_overlap(values, site_index)
+            overlap[name] = pd.DataFrame(share, inputs.sites, inputs.sites)
             common[name] = measures.common_support(values, site_index)
     confounding, prediction = _confounding(inputs) if several else ({}, None)
     findings = [

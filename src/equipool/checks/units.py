@@ -1,7 +1,5 @@
 """Values of new rows beside those of the fit: in another unit, standardised, or unusual in a few rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

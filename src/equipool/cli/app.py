@@ -1,7 +1,5 @@
 """The command line: ``main`` reads a call and runs the module of its command in ``equipool.cli.commands``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import io
@@ -11,8 +9,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from equipool.cli.config import read_config
-from equipool.cli.parser import WRONG_CALL, build_parser
+from equipool.cli.options import WRONG_CALL, build_parser, read_config
 from equipool.exceptions import EquipoolError, EquipoolWarning, InputError
 from equipool.parallel import cluster
 

@@ -1,7 +1,5 @@
 """What `harmonize` and `apply` write: a table like the source, or a BIDS derivative with codes and t-maps."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile
@@ -70,10 +68,8 @@ def places_of(frame: pd.DataFrame, paths: Sequence[Path], id: str | None) -> pd.
     )
     double = places.loc[places["file"].duplicated(), "participant_id"]
     if len(double):
-        raise InputError(
-            f"Two images would be written under one name, of {double.iloc[0]}; rename one of them, or leave "
-            "it out."
-        )
+        what = f"Two images would be written under one name, of {double.iloc[0]}"
+        raise InputError(f"{what}; rename one of them, or leave it out.")
     return places
 
 
@@ -92,7 +88,7 @@ def _names_by_id(frame: pd.DataFrame, id: str | None) -> list[dict[str, str]]:
 
 
 def write_volumes(
-    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, site: pd.Series[Any], covariates: Any
+    out: Path, places: pd.DataFrame, volumes: Volumes, model: Any, site: pd.Series, covariates: Any
 ) -> None:
     """Harmonize and write the volumes, a block at a time; outside of the model's mask the files hold 0."""
     progress = Progress("Harmonized", len(volumes))

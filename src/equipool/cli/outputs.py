@@ -1,7 +1,5 @@
 """Folders that commands write: new ones, or earlier ones of the same command, and no others."""
 
-from __future__ import annotations
-
 import argparse
 import glob
 import hashlib
@@ -37,9 +35,8 @@ def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None
     if not marker.is_file():
         raise InputError(f"{out} is not empty; choose another folder.")
     if facts is not None and read_json(marker) != json.loads(json.dumps(facts)):
-        raise InputError(
-            f"{out} holds an earlier `equipool {command}` of other data or options; choose another folder."
-        )
+        what = f"{out} holds an earlier `equipool {command}` of other data or options"
+        raise InputError(f"{what}; choose another folder.")
     if facts is None and not arguments.force:
         raise InputError(f"{out} holds an earlier `equipool {command}`; overwrite it with --force.")
 

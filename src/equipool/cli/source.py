@@ -1,7 +1,5 @@
 """The rows of a call: from a table, a table with a column of images, or a folder of images."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable, Iterable
@@ -65,9 +63,8 @@ def read_rows(
     for role, name in PRESET_ROLES.items() if arguments.preset else ():
         setattr(arguments, role, getattr(arguments, role) or name)
     if not source.exists():
-        raise InputError(
-            f"{source} does not exist; give a table (.csv, .tsv, .parquet) or a folder of images."
-        )
+        what = f"{source} does not exist"
+        raise InputError(f"{what}; give a table (.csv, .tsv, .parquet) or a folder of images.")
     if arguments.preset or source.is_dir():
         frame, images = _read_folder(arguments), "path"
         take(frame.columns)
@@ -109,10 +106,8 @@ def _take_roles(arguments: argparse.Namespace, columns: Iterable[str], fits: boo
     for role, value in guessed.items():
         setattr(arguments, role, value)
     if fits and not arguments.site:
-        raise InputError(
-            f"No column of {arguments.table} has the name of a site; name it with --site. "
-            f"The columns are {listed(columns, shown=8)}."
-        )
+        what = f"No column of {arguments.table} has the name of a site"
+        raise InputError(f"{what}; name it with --site. The columns are {listed(columns, shown=8)}.")
     return guessed
 
 
@@ -136,9 +131,8 @@ def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: di
         require_columns(frame, [arguments.subject])
         empty = frame[arguments.subject].isna().to_numpy().nonzero()[0].tolist()
         if empty:
-            raise InputError(
-                f"Column {arguments.subject!r} names no participant in {rows_text(empty)}; fill it in."
-            )
+            what = f"Column {arguments.subject!r} names no participant in {rows_text(empty)}"
+            raise InputError(f"{what}; fill it in.")
     words = []
     for role, value in guessed.items():
         words += ["--covariate", *value] if role == "covariates" else [f"--{role}", value]
@@ -170,9 +164,8 @@ def _leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
 def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
     """Return the images of a folder with the rows of its table."""
     if arguments.images:
-        raise InputError(
-            f"--images names a column of a table, and {arguments.table} is a folder of images; leave it out."
-        )
+        what = f"--images names a column of a table, and {arguments.table} is a folder of images"
+        raise InputError(f"{what}; leave it out.")
     if arguments.preset:
         return READERS[arguments.preset](arguments.table, missing_images=arguments.missing_images)
     return read_bids(

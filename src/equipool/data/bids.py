@@ -1,7 +1,5 @@
 """BIDS: names of files, and images of a folder joined with the participants' table."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping

@@ -1,10 +1,8 @@
 """Covariates as numbers: the name, unit and scale of each, and 0/1 columns for categories."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -34,7 +32,7 @@ class Covariate:
     @classmethod
     def of(
         cls, name: str, values: FloatArray, *, unit: str = "", levels: tuple[str, ...] | None = None
-    ) -> Covariate:
+    ) -> Self:
         """Take the scale from the range of values."""
         low, high = float(values.min()), float(values.max())
         return cls(name, unit, (low + high) / 2, (high - low) / 2 or 1.0, levels)

@@ -1,7 +1,5 @@
 """NIfTI files: read on one grid, with every file that cannot be used named at once; and written."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import warnings

@@ -1,11 +1,9 @@
 """PooledDataset: rows from several sites, with features or images, a target and covariates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import pandas as pd
@@ -69,7 +67,7 @@ class PooledDataset:
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
         **arrays: Unpack[Arrays],
-    ) -> PooledDataset:
+    ) -> Self:
         """Build a pool from arrays, lists, series or frames of one length; give X or images.
 
         Parameters
@@ -91,9 +89,8 @@ class PooledDataset:
         if paths is not None and len(paths) != len(site):
             images_given = plural(len(paths), "image")
             raise InputError(f"site has {len(site)} values for {images_given}; give one for each.")
-        return cls.from_inputs(
-            Inputs.from_arrays(X, site=site, **arrays), images=paths, units=units, missing=missing
-        )
+        inputs = Inputs.from_arrays(X, site=site, **arrays)
+        return cls.from_inputs(inputs, images=paths, units=units, missing=missing)
 
     @classmethod
     def from_frame(
@@ -104,9 +101,9 @@ class PooledDataset:
         images: str | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
-        like: PooledDataset | None = None,
+        like: Self | None = None,
         **roles: Unpack[Roles],
-    ) -> PooledDataset:
+    ) -> Self:
         """Build a pool from a table; the arguments name its columns as in :func:`equipool.check`.
 
         ``images`` names a column of paths; the pool then holds these in place of features. ``like`` is a pool
@@ -121,7 +118,7 @@ class PooledDataset:
         return cls.from_inputs(inputs, images=paths, units=units, missing=missing, like=like)
 
     @classmethod
-    def read(cls, path: str | Path, *, site: str, **roles: Any) -> PooledDataset:
+    def read(cls, path: str | Path, *, site: str, **roles: Any) -> Self:
         """Build a pool from a CSV, TSV or Parquet file; arguments as for :meth:`from_frame`."""
         return cls.from_frame(read_table(path, labels=[site, roles.get("id")]), site=site, **roles)
 
@@ -133,8 +130,8 @@ class PooledDataset:
         images: tuple[Path, ...] | None = None,
         units: Mapping[str, str] | None = None,
         missing: Missing = "error",
-        like: PooledDataset | None = None,
-    ) -> PooledDataset:
+        like: Self | None = None,
+    ) -> Self:
         """Check inputs that are parsed already, and build a pool of them."""
         check_inputs(inputs, missing=missing, pooled=like is None)
         covariates = covariates_of(inputs, units) if like is None else like.covariates
@@ -234,7 +231,7 @@ class PooledDataset:
         features = pd.DataFrame(self.X, columns=list(self.feature_names))
         return pd.concat([pd.DataFrame(columns), features], axis=1)
 
-    def __getitem__(self, rows: Any) -> PooledDataset:
+    def __getitem__(self, rows: Any) -> Self:
         """Select rows by a mask, positions or a slice; sites and scales stay those of the whole."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
@@ -285,9 +282,8 @@ class PooledDataset:
             if name == "site":
                 labels.append(self.site)
             elif name == "target" and self.task == "class":
-                labels.append(
-                    np.unique(np.asarray(self.y, dtype=str), return_inverse=True)[1].astype(np.intp)
-                )
+                classes = np.unique(np.asarray(self.y, dtype=str), return_inverse=True)[1]
+                labels.append(classes.astype(np.intp))
             else:
                 numbers.append(np.asarray(self.y) if name == "target" else self.covariate(name))
         return (labels or [np.zeros(len(self), dtype=np.intp)]), numbers

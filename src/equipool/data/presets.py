@@ -1,7 +1,5 @@
 """ADNI and ADCP as they are handed out: a table and a folder of images, joined with the paper's roles."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from equipool.data.tables import read_table
 from equipool.exceptions import EquipoolWarning, InputError
 
 PAPER_GROUPS = ("AD", "CN")
-
 OPTIONAL = {"image", "mmse", "visit", "date", "site"}
 
 ADNI_SUBJECT = re.compile(r"\d{3}_S_\d{4,5}")
@@ -52,7 +49,6 @@ def read_adni(
         The research groups to keep, by default the paper's AD and CN; ``None`` keeps all.
     missing_images
         ``"error"`` names rows without an image and images without a row; ``"drop"`` leaves them out.
-
     """
     path, table = _find_table(Path(source), "adni", "ADNI's search export")
     folder = path.parent if images is None else Path(images)
@@ -97,7 +93,6 @@ def read_adcp(
         folders.
     groups, missing_images
         As for :func:`read_adni`.
-
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -110,9 +105,8 @@ def read_adcp(
         places = [image.relative_to(folder) for image in frame["path"]]
         sites = [next(filter(SITE_FOLDER.fullmatch, place.parts[:-1]), None) for place in places]
         if None in sites:
-            what = (
-                f"{path.name} has no column for the site, and {places[sites.index(None)]} lies in no folder"
-            )
+            place = places[sites.index(None)]
+            what = f"{path.name} has no column for the site, and {place} lies in no folder"
             raise InputError(f"{what} site1, site2, …; add the column.")
         frame.insert(2, "site", sites)
     return frame

@@ -1,7 +1,5 @@
 """Guess by their names what the columns of a table are: its site, covariates, target and ids."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

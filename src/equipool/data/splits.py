@@ -5,8 +5,6 @@ of that order, so its share of every part is right to within one row. Numbers ar
 runs as long as there are parts, so that each run gives one row to each part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

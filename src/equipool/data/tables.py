@@ -1,7 +1,5 @@
 """Tables: read from CSV, TSV and Parquet files, written to them, and checked before pooling."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import warnings
@@ -25,7 +23,6 @@ from equipool.exceptions import EquipoolWarning, InputError, MissingExtraError, 
 from equipool.files import write_whole
 
 INTENSITY = "median intensity"  # of an image: its one feature in the pre-flight report
-
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 COMPRESSIONS = {".gz", ".bz2", ".xz", ".zip"}
 PARQUET = {".parquet", ".pq"}

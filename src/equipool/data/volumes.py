@@ -1,14 +1,12 @@
 """Volumes: images × brain voxels of one grid, read once from NIfTI files into a memory-mapped cache."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import joblib
 import numpy as np
@@ -16,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from equipool.checks.findings import plural, rows_text
 from equipool.data.nifti import Frame, check_volumes, fitting_mask, read_mask, read_volume, write_volume
+from equipool.data.pooled import PooledDataset
 from equipool.exceptions import EquipoolError, InputError
 from equipool.files import cache_folder, read_json, write_json
 
@@ -26,6 +25,8 @@ Rows = Any  # positions, a mask or a slice
 SCHEMA = 2  # raised when the same files are cached otherwise
 LEVELS = 65534  # steps between the least and the greatest value of an image; int16 has one more for rounding
 CHANGED = "Some images changed while they were read; try again when nothing writes to them."
+AT_ONCE = 16  # volumes in memory, for means over blocks
+BLOCK_SIZE, BLOCK_VOXELS = 4, 8  # voxels along an axis of a block; fewest brain voxels that make one
 VALUES, SCALES, MASK, FACTS = "values.i16", "scales.npy", "mask.npy", "facts.json"
 
 
@@ -63,7 +64,7 @@ class Volumes:
     @classmethod
     def from_array(
         cls, data: ArrayLike, affine: ArrayLike, mask: ArrayLike | str | Path | None = None
-    ) -> Volumes:
+    ) -> Self:
         """Take images (n, x, y, z) that are in memory; without a mask, as for :meth:`build`."""
         images = np.asarray(data, dtype=np.float32)
         if images.ndim != 4 or 0 in images.shape:
@@ -89,7 +90,7 @@ class Volumes:
         cache: str | Path | None = None,
         jobs: int = 1,
         progress: bool = False,
-    ) -> Volumes:
+    ) -> Self:
         """Check NIfTI files and read them once into the cache; later calls open the cache.
 
         Values are kept as 16-bit numbers with a scale for each image: exact for whole numbers that span no
@@ -112,7 +113,7 @@ class Volumes:
         chosen = None if mask is None else read_mask(mask)
         key = joblib.hash((SCHEMA, [os.path.abspath(path) for path in files], tuple(chosen or ())))
         folder = Path(cache or cache_folder() / "images") / key
-        volumes = _open(folder, files)
+        volumes = cls._open(folder, files)
         if volumes is None:
             try:
                 _build_cache(folder, files, chosen, jobs=jobs, progress=progress)
@@ -120,10 +121,25 @@ class Volumes:
                 what = f"The cache {folder} could not be written: {error.strerror or error}"
                 remedy = "Make room, or name another folder in the environment variable EQUIPOOL_CACHE"
                 raise EquipoolError(f"{what}. {remedy}.") from error
-            volumes = _open(folder, files)
+            volumes = cls._open(folder, files)
         if volumes is None:
             raise EquipoolError(CHANGED)
         return volumes
+
+    @classmethod
+    def _open(cls, folder: Path, files: tuple[Path, ...]) -> Self | None:
+        """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
+        try:
+            facts = read_json(folder / FACTS)
+            if facts["files"] != _stamps(files):
+                return None
+            mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
+            shape = len(files), int(mask.sum())
+            store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
+            affine = np.array(facts["affine"], dtype=np.float64)
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            return None
+        return cls(mask, affine, files, store, np.arange(len(files)), scales)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,7 +153,7 @@ class Volumes:
         """Images and voxels."""
         return len(self.rows), int(self.store.shape[1])
 
-    def __getitem__(self, rows: Rows) -> Volumes:
+    def __getitem__(self, rows: Rows) -> Self:
         """Select images by a mask, positions or a slice; nothing is read."""
         positions = np.arange(len(self))[rows]
         if positions.ndim != 1:
@@ -175,7 +191,7 @@ class Volumes:
         images[..., self.mask] = given
         return images
 
-    def with_values(self, values: ArrayLike) -> Volumes:
+    def with_values(self, values: ArrayLike) -> Self:
         """Return the same images with other values (images, voxels), in memory."""
         given = np.asarray(values, dtype=np.float32)
         if given.shape != self.shape:
@@ -198,21 +214,6 @@ class Volumes:
         if not source.is_file():
             raise InputError(f"{source} is not there any more; its header is needed to write {path.name}.")
         return write_volume(path, np.where(self.mask, image, read_volume(source)), source)
-
-
-def _open(folder: Path, files: tuple[Path, ...]) -> Volumes | None:
-    """Open a cache; ``None`` where there is none, it is not whole, or an image has changed."""
-    try:
-        facts = read_json(folder / FACTS)
-        if facts["files"] != _stamps(files):
-            return None
-        mask, scales = (np.load(folder / name, allow_pickle=False) for name in (MASK, SCALES))
-        shape = len(files), int(mask.sum())
-        store = np.memmap(folder / VALUES, dtype=np.int16, mode="r", shape=shape)
-        affine = np.array(facts["affine"], dtype=np.float64)
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None
-    return Volumes(mask, affine, files, store, np.arange(len(files)), scales)
 
 
 def _stamps(files: tuple[Path, ...]) -> list[list[Any]]:
@@ -277,3 +278,41 @@ def _derived_mask(present: NDArray[Any], images: int) -> Mask:
     if not mask.any():
         raise InputError("No voxel is nonzero in half of the images; are they aligned? Else give a mask.")
     return mask
+
+
+# -- means over blocks of the brain, made a few volumes at a time ------------------------------------------
+
+
+def means_of_volumes(volumes: Volumes, pool: PooledDataset, harmonizer: Any = None) -> NDArray[np.float64]:
+    """Return block means of all volumes, (rows, blocks): as measured, or by a fitted ImageHarmonizer."""
+    means, covariates = [], pool.labelled_covariates
+    for start in range(0, len(volumes), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        part = volumes[rows]
+        if harmonizer is not None:
+            part = harmonizer.transform(part, site=pool.site_labels[rows], covariates=covariates.iloc[rows])
+        means.append(block_means(part.read(), volumes.mask))
+    return np.vstack(means)
+
+
+def block_means(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return means over blocks of the box that hold enough of the brain, (rows, blocks)."""
+    _, block = np.unique(np.argwhere(mask) // BLOCK_SIZE, axis=0, return_inverse=True)
+    counts = np.bincount(block)
+    means = np.stack([np.bincount(block, weights=row, minlength=len(counts)) for row in values]) / counts
+    return means[:, counts >= BLOCK_VOXELS]
+
+
+def block_size(volumes: Volumes) -> str:
+    """Return the edge lengths of a block in mm."""
+    edges = np.linalg.norm(volumes.affine[:3, :3], axis=0) * BLOCK_SIZE
+    return " × ".join(f"{edge:.3g}" for edge in edges) + " mm"
+
+
+def block_names(volumes: Volumes) -> list[str]:
+    """Return where the centre of each block is, in mm."""
+    mm = np.argwhere(volumes.mask) @ volumes.affine[:3, :3].T + volumes.affine[:3, 3]
+    return [
+        "block at {:.0f} {:.0f} {:.0f} mm".format(*place).replace("-", "−")
+        for place in block_means(mm.T, volumes.mask).T
+    ]

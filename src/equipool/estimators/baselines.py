@@ -4,8 +4,6 @@ Each has the same encoder, decoder and predictor as :class:`EquivariantPooler`, 
 and differs in one term of the loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,10 +1,8 @@
 """EquivariantPooler: Algorithm 1 as a scikit-learn estimator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -216,7 +214,7 @@ class EquivariantPooler(PoolingEstimator):
     finetune: bool = True
 
     @classmethod
-    def from_preset(cls, name: str, **changes: Any) -> EquivariantPooler:
+    def from_preset(cls, name: str, **changes: Any) -> Self:
         """Return an estimator with the settings of a preset: ``"default"``, or ``"paper"`` for its text."""
         if name not in PRESETS:
             raise InputError(f"There is no preset {name!r}; choose one of {', '.join(PRESETS)}.")

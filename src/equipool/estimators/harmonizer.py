@@ -1,7 +1,5 @@
 """What users give estimators, parsed, and what the harmonizers share: sites, the design and the target."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,10 +137,8 @@ def learned_from(fit_on: Any, rows: int) -> NDArray[np.bool_]:
     """Return which rows to learn from, all by default."""
     mask = np.ones(rows, dtype=bool) if fit_on is None else np.asarray(fit_on)
     if mask.shape != (rows,) or mask.dtype != bool:
-        raise InputError(
-            f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN'). Got "
-            f"shape {mask.shape} of {mask.dtype}."
-        )
+        what = f"fit_on must be a mask of True and False with {rows} values, such as (dx == 'CN')"
+        raise InputError(f"{what}. Got shape {mask.shape} of {mask.dtype}.")
     if not mask.any():
         raise InputError("fit_on selects no row; nothing can be learned.")
     return mask
@@ -230,9 +226,8 @@ def as_volumes(X: Any, mask: Any = None, affine: Any = None) -> Volumes | None:
     if mask is not None:
         _require_grid(X.mask.shape, X.affine, mask, affine)
         if not (X.mask == mask).all():
-            raise InputError(
-                "These volumes were cut out by another mask than at fit; build them with that one."
-            )
+            what = "These volumes were cut out by another mask than at fit"
+            raise InputError(f"{what}; build them with that one.")
     return X
 
 
@@ -273,14 +268,15 @@ def seen_at_fit(model: Any) -> list[Seen]:
         covariates = [(one.name, one.levels) for one in model.covariates_]
         features = []
     else:
-        ends = [(low, high) for low, high in zip(*model.covariate_range, strict=True)]
+        ranges = model.support_.groupby("covariate", sort=False).agg({"low": "min", "high": "max"})
+        ends = list(ranges.itertuples(index=False, name=None))
         covariates = list(zip(model.encoding_.names, model.encoding_.levels, strict=True))
         kept, mean, reach = model.harmonized_, model.feature_mean_, 2 * model.feature_scale_
         low = np.where(model.floor_ > 0, np.maximum(mean - reach, 2 * model.floor_), mean - reach)
         table = zip(model.get_feature_names_out()[kept], low[kept], (mean + reach)[kept], strict=True)
         features = [Seen(str(name), low, high, is_covariate=False) for name, low, high in table]
-    ranges = zip(covariates, ends, strict=True)
-    return [Seen(name, *end, True) for (name, levels), end in ranges if levels is None] + features
+    both = zip(covariates, ends, strict=True)
+    return [Seen(name, *end, True) for (name, levels), end in both if levels is None] + features
 
 
 def given_covariates(values: Any, covariates: tuple[Covariate, ...], rows: int) -> FloatArray:

@@ -1,9 +1,7 @@
 """ImageHarmonizer: volumes without what their scanners did."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +74,7 @@ class ImageHarmonizer(Harmonizer):
 
     def fit(
         self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None, fit_on: Any = None
-    ) -> ImageHarmonizer:
+    ) -> Self:
         """Estimate the site effects.
 
         Parameters
@@ -134,7 +132,6 @@ class ImageHarmonizer(Harmonizer):
 def _volumes(X: Any, *grid: Any) -> Volumes:
     volumes = as_volumes(X, *grid)
     if volumes is None:
-        raise InputError(
-            "ImageHarmonizer takes Volumes or paths of NIfTI files; use SiteHarmonizer for tables."
-        )
+        what = "ImageHarmonizer takes Volumes or paths of NIfTI files"
+        raise InputError(f"{what}; use SiteHarmonizer for tables.")
     return volumes

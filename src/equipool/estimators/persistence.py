@@ -13,8 +13,6 @@ differ in their ``name``. The field's metadata declare the rest:
 - ``counts``: the dimension whose length a number is, or the number of true values of a mask.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect
@@ -104,10 +102,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
     for name, module in given.items():
         asked = isinstance(facts.get("settings"), dict) and facts["settings"].get(name) == MODULE
         if asked and module is None:
-            raise InputError(
-                f"The model in {folder} was fitted with a torch module of yours as {name}; give a fresh one "
-                f"of the same architecture: load(folder, {name}=...)."
-            )
+            what = f"The model in {folder} was fitted with a torch module of yours as {name}"
+            raise InputError(f"{what}; give a fresh one of the same architecture: load(folder, {name}=...).")
         if not asked and module is not None:
             raise InputError(f"The model in {folder} has no {name} of yours; load it without {name}=.")
     modules = {name: module for name, module in given.items() if module is not None}
@@ -117,10 +113,8 @@ def load(folder: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Mo
         _require(not model.arrays, f"the array {next(iter(model.arrays), '')}")
     except (*ODD, SafetensorError) as error:
         if modules:
-            raise InputError(
-                f"{folder} does not fit the {' and '.join(modules)} given ({type(error).__name__}); give "
-                "fresh modules of the same architecture as at fit."
-            ) from error
+            what = f"{folder} does not fit the {' and '.join(modules)} given ({type(error).__name__})"
+            raise InputError(f"{what}; give fresh modules of the same architecture as at fit.") from error
         named = isinstance(error, DamagedError)
         why = str(error) if named else f"{type(error).__name__} while it was rebuilt"
         raise InputError(f"{folder} is damaged: {why}; copy it anew, or fit again.") from error
@@ -147,10 +141,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
         content = (folder / "model.safetensors").read_bytes()
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "its JSON is damaged"
-        raise InputError(
-            f"{folder} holds no equipool model that can be read ({reason}); give the folder that "
-            "`harmonize` or save() wrote."
-        ) from error
+        what = f"{folder} holds no equipool model that can be read ({reason})"
+        raise InputError(f"{what}; give the folder that `harmonize` or save() wrote.") from error
     about = facts if isinstance(facts, dict) else {}
     if about.get("schema") != SCHEMA:
         raise InputError(
@@ -160,10 +152,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     if about.get("checksum") != checksum(about):
         raise InputError(f"{folder} is damaged: model.json is not as it was written. Save the model again.")
     if hashlib.sha256(content).hexdigest() != about.get("sha256"):
-        raise InputError(
-            f"{folder} is damaged: model.safetensors is not the file that model.json names; copy the folder "
-            "anew, or fit again."
-        )
+        what = f"{folder} is damaged: model.safetensors is not the file that model.json names"
+        raise InputError(f"{what}; copy the folder anew, or fit again.")
     return about, content
 
 

@@ -1,13 +1,11 @@
 """What the pooler and the baselines share: parameters, training data, scaling, training, predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 import joblib
 import numpy as np
@@ -78,7 +76,7 @@ class ScaledVolumes:
     def __len__(self) -> int:
         return len(self.volumes)
 
-    def __getitem__(self, rows: Any) -> ScaledVolumes:
+    def __getitem__(self, rows: Any) -> Self:
         positions = rows.numpy() if isinstance(rows, Tensor) else rows
         ready = None if self.ready is None else self.ready[rows]
         return replace(self, volumes=self.volumes[positions], ready=ready)
@@ -107,16 +105,16 @@ class TrainingData:
     site: Tensor
     c: Tensor
 
-    def rows(self, index: Tensor) -> TrainingData:
+    def rows(self, index: Tensor) -> Self:
         """Select rows; volumes are not read yet."""
         y = None if self.y is None else self.y[index]
-        return TrainingData(self.x[index], y, self.site[index], self.c[index])
+        return replace(self, x=self.x[index], y=y, site=self.site[index], c=self.c[index])
 
-    def ready(self) -> TrainingData:
+    def ready(self) -> Self:
         """Return a batch as this process computes it: its part of the features, read, and all labels."""
         to, x = distributed.device(), dense(self.x[distributed.local_rows()])
         y = None if self.y is None else self.y.to(to)
-        return TrainingData(x.to(to), y, self.site.to(to), self.c.to(to))
+        return replace(self, x=x.to(to), y=y, site=self.site.to(to), c=self.c.to(to))
 
 
 def dense(x: Rows) -> Tensor:
@@ -236,7 +234,7 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     save = save
     mask_ = affine_mm_ = front_ = cast(Any, None)  # of tables, and without a front
 
-    def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> PoolingEstimator:
+    def fit(self, X: Any, y: Any = None, *, site: Any = None, covariates: Any = None) -> Self:
         """Learn from a pool.
 
         Parameters
@@ -256,14 +254,9 @@ class PoolingEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         distributed.warn_unless_started()
         with distributed.leader_first():  # it fills the cache of images
             features = self._features(X, reset=True)
-        inputs = inputs_of(
-            None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features,
-            np.ones(len(features), dtype=bool),
-            site=site,
-            covariates=covariates,
-            y=y,
-            task=self.task,
-        )
+        table = None if isinstance(features, Volumes) else X if hasattr(X, "columns") else features
+        rows = np.ones(len(features), dtype=bool)
+        inputs = inputs_of(table, rows, site=site, covariates=covariates, y=y, task=self.task)
         check_for_fit(inputs, site_given=site is not None)
         self._require_widths()
         self._require_fitting_modules(features.shape[1])

@@ -1,11 +1,9 @@
 """SiteHarmonizer: a table without its site effects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -156,7 +154,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         covariates: Any = None,
         subject: Any = None,
         fit_on: Any = None,
-    ) -> SiteHarmonizer:
+    ) -> Self:
         """Estimate the site effects.
 
         Parameters
@@ -221,9 +219,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         for name in ("bending", "network", "infer"):
             value, chosen = getattr(self, name), name in ("bending", "network")
             if not isinstance(value, bool | np.bool_) and not (chosen and value is None):
-                raise InputError(
-                    f"{name} must be True{', False or None' if chosen else ' or False'}. Got {value!r}."
-                )
+                what = f"{name} must be True{', False or None' if chosen else ' or False'}"
+                raise InputError(f"{what}. Got {value!r}.")
 
     def _standardise(self, x: FloatArray, weight: FloatArray) -> None:
         """Estimate each feature's mean and scale over participants, and which features are harmonized."""
@@ -331,11 +328,6 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
         return who.join(pd.DataFrame(self._support.reshape(-1, 4), columns=SUPPORT))
 
     @property
-    def covariate_range(self) -> tuple[FloatArray, FloatArray]:
-        """The least and the greatest value of each covariate at the fit, (covariates,) each."""
-        return self._support[..., 0].min(axis=1), self._support[..., 1].max(axis=1)
-
-    @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen in ``fit``."""
         check_is_fitted(self, "model_")
@@ -361,10 +353,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             return -1
         index = self.site_index.get(str(parse_labels([self.reference_site])[0]))
         if index is None:
-            raise InputError(
-                f"The reference site {self.reference_site!r} is not among the sites; there are "
-                f"{listed(self.sites_, shown=8)}."
-            )
+            what = f"The reference site {self.reference_site!r} is not among the sites"
+            raise InputError(f"{what}; there are {listed(self.sites_, shown=8)}.")
         return index
 
     def _features(self, X: Any, *, reset: bool = False) -> Any:
@@ -442,9 +432,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             if all(name in taken for name in names):
                 given |= {role: X[columns[role]]} if role in given else {}
             elif not (self.infer and role != "subject") and role in given:
-                raise InputError(
-                    f"X has no column {listed(names)} for the {role}; give a data frame with it."
-                )
+                what = f"X has no column {listed(names)} for the {role}"
+                raise InputError(f"{what}; give a data frame with it.")
         return (X.drop(columns=taken) if taken else X), given
 
     def _at_reference(self, values: FloatArray, c: FloatArray, predicted: FloatArray) -> FloatArray:

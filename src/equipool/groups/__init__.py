@@ -3,11 +3,4 @@
 from equipool.groups.action import CovariateAction, PlaneRotation, all_ones_frequencies
 from equipool.groups.tau import FrameTau, LearnedTau, Phi
 
-__all__ = [
-    "CovariateAction",
-    "FrameTau",
-    "LearnedTau",
-    "Phi",
-    "PlaneRotation",
-    "all_ones_frequencies",
-]
+__all__ = ["CovariateAction", "FrameTau", "LearnedTau", "Phi", "PlaneRotation", "all_ones_frequencies"]

@@ -6,11 +6,9 @@ plane p; for odd n the last coordinate is fixed. Applying ρ(c) to N vectors cos
 exponential is taken.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +47,11 @@ class PlaneRotation:
     n: int
 
     @property
-    def inverse(self) -> PlaneRotation:
+    def inverse(self) -> Self:
         """The same planes turned back."""
         return replace(self, angles=-self.angles)
 
-    def __matmul__(self, other: Tensor | PlaneRotation) -> Tensor | PlaneRotation:
+    def __matmul__(self, other: Tensor | Self) -> Tensor | Self:
         """Compose with another rotation of the same torus, or turn the vectors (..., n)."""
         if isinstance(other, Tensor):
             return self.apply(other)
@@ -108,15 +106,14 @@ class CovariateAction(nn.Module):
         omega = omega.unsqueeze(-1) if omega.dim() == 1 else omega
         self.n = n = 2 * len(omega) if n is None else n
         if omega.dim() != 2 or omega.shape[1] == 0 or len(omega) != n // 2:
-            raise InputError(
-                f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K). Got {tuple(omega.shape)}."
-            )
+            what = f"frequencies must have shape (n // 2, covariates) = ({n // 2}, K)"
+            raise InputError(f"{what}. Got {tuple(omega.shape)}.")
         if not torch.isfinite(omega).all():
             raise InputError("frequencies must be finite numbers. Got NaN or infinity; remove them.")
         self.register_buffer("frequencies", omega)
 
     @classmethod
-    def all_ones(cls, n: int, n_covariates: int = 1) -> CovariateAction:
+    def all_ones(cls, n: int, n_covariates: int = 1) -> Self:
         """Build the paper's action: the all-ones generator of so(n), in the basis of its planes.
 
         One generator cannot distinguish two covariates, so the space is cut into K blocks, each with the
@@ -136,7 +133,7 @@ class CovariateAction(nn.Module):
         base: float = math.pi / 2,
         harmonics: int = 4,
         turning: int | None = None,
-    ) -> CovariateAction:
+    ) -> Self:
         """Build an action with frequencies spread over 1 … ``harmonics`` whole multiples of ``base``.
 
         Whole multiples make τ equivariant for every rotation (see :attr:`FrameTau.exact_everywhere`). By
@@ -161,10 +158,8 @@ class CovariateAction(nn.Module):
         if self.n_covariates == 1 and (c.dim() < 2 or c.shape[-1] != 1):
             c = c.unsqueeze(-1)
         if c.dim() == 0 or c.shape[-1] != self.n_covariates:
-            raise InputError(
-                f"This action has {self.n_covariates} covariate(s), so c needs that many columns. "
-                f"Got shape {tuple(c.shape)}."
-            )
+            what = f"This action has {self.n_covariates} covariate(s), so c needs that many columns"
+            raise InputError(f"{what}. Got shape {tuple(c.shape)}.")
         return c.to(torch.promote_types(c.dtype, self.frequencies.dtype))
 
     def angles(self, c: Any) -> Tensor:

@@ -4,8 +4,6 @@
 the covariates' group, with τ(ℓ) = ρ(ĉ(ℓ)) and a prediction ĉ that obeys ĉ(ρ(t)ℓ) = ĉ(ℓ) + t: docs/groups.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,10 +109,8 @@ class FrameTau(nn.Module):
         """
         share = len(self.planes) * floor**2
         if share >= 1:
-            raise InputError(
-                f"floor={floor} in {len(self.planes)} plane(s) leaves nothing of the unit norm; "
-                f"take floor < {len(self.planes) ** -0.5:.2f}."
-            )
+            what = f"floor={floor} in {len(self.planes)} plane(s) leaves nothing of the unit norm"
+            raise InputError(f"{what}; take floor < {len(self.planes) ** -0.5:.2f}.")
         unit = nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny) * math.sqrt(1 - share)
         pairs = unit[..., self.columns].unflatten(-1, (-1, 2))
         radius = torch.linalg.vector_norm(pairs, dim=-1, keepdim=True)

@@ -1,7 +1,5 @@
 """Measure and assert equivariance of any map, ours or yours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

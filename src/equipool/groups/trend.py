@@ -1,7 +1,5 @@
 """The trend m(c): how covariates act on features, by translation along natural cubic splines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

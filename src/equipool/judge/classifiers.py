@@ -1,10 +1,8 @@
 """Classifiers that predict the site, by name, and what they score by chance, where sites are shuffled."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -158,7 +156,7 @@ class PaperNetwork(BaseEstimator):  # type: ignore[misc]
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def fit(self, x: FloatArray, y: NDArray[np.intp]) -> PaperNetwork:
+    def fit(self, x: FloatArray, y: NDArray[np.intp]) -> Self:
         """Train the network."""
         rows, labels = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64))
         with seeded(self.seed, "paper adversary") as generator:

@@ -6,8 +6,6 @@ that keeps them can go below), and harmonized features with ``shuffled`` sites (
 measured become the mean of the training rows; where they are is given to every classifier of the site.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,56 +36,6 @@ SHUFFLES = 3  # after which a harmonizer is fitted again
 
 # Harmonizes all rows again, fitted on all of them, with other covariates (rows, K) and another target.
 Again = Callable[[FloatArray, NDArray[Any] | None], FloatArray]
-
-
-# -- folds -------------------------------------------------------------------------------------------------
-
-
-def make_folds(
-    pool: PooledDataset, subject: NDArray[Any] | None, folds: int | None = None, seed: int = 0
-) -> list[Fold]:
-    """Return folds with sites in proportion; none if fewer than two sites are large enough.
-
-    Sites with fewer than :data:`MIN_PARTICIPANTS` stay in training, except participants who are held out at
-    another site. A site without training rows is not tested. By default there are five folds, from 400
-    participants on three.
-    """
-    participant = numbered(subject, len(pool))
-    first = np.unique(participant, return_index=True)[1]
-    counts = _participants_by_site(pool.site, participant)
-    large = counts[pool.site] >= MIN_PARTICIPANTS
-    if len(np.unique(pool.site[large])) < 2:
-        return []
-    count = folds or (3 if len(first) >= MANY_PARTICIPANTS else 5)
-    count = min(count, int(counts[counts >= MIN_PARTICIPANTS].min()))
-    part = deal([pool.site[first]], [], count, seed)[participant]
-    made = []
-    for k in range(count):
-        test = (part == k) & large
-        train = (part != k) | (~large & ~np.isin(participant, participant[test]))
-        test &= np.isin(pool.site, pool.site[train])
-        if len(np.unique(pool.site[test])) > 1:
-            made.append(Fold(pool, np.flatnonzero(train), np.flatnonzero(test), participant))
-    return made
-
-
-def numbered(subject: NDArray[Any] | None, rows: int) -> IntArray:
-    """Return the number of each row's participant; without ``subject`` each row is another one."""
-    if subject is None:
-        return np.arange(rows)
-    return np.unique(np.asarray(subject).astype(str), return_inverse=True)[1].astype(np.intp)
-
-
-def sample_rows(pool: PooledDataset, most: int, seed: int) -> IntArray:
-    """Return at most so many rows, every site in proportion."""
-    if len(pool) <= most:
-        return np.arange(len(pool))
-    return pool.split(most / len(pool), stratify="site", random_state=seed)[1]
-
-
-def _participants_by_site(site: IntArray, participant: IntArray) -> IntArray:
-    """Return how many participants each site has; one with rows at two sites counts at both."""
-    return np.bincount(np.unique(np.column_stack([site, participant]), axis=0)[:, 0])
 
 
 # -- one fold ----------------------------------------------------------------------------------------------
@@ -153,6 +101,56 @@ class Fold:
         model.fit(x[self.train], labels[self.train])
         tested = labels[self.test], model.predict_proba(x[self.test]), model.classes_
         return {"all": scores.auc(*tested), "within sites": scores.auc(*tested, self.pool.site[self.test])}
+
+
+# -- folds -------------------------------------------------------------------------------------------------
+
+
+def make_folds(
+    pool: PooledDataset, subject: NDArray[Any] | None, folds: int | None = None, seed: int = 0
+) -> list[Fold]:
+    """Return folds with sites in proportion; none if fewer than two sites are large enough.
+
+    Sites with fewer than :data:`MIN_PARTICIPANTS` stay in training, except participants who are held out at
+    another site. A site without training rows is not tested. By default there are five folds, from 400
+    participants on three.
+    """
+    participant = numbered(subject, len(pool))
+    first = np.unique(participant, return_index=True)[1]
+    counts = _participants_by_site(pool.site, participant)
+    large = counts[pool.site] >= MIN_PARTICIPANTS
+    if len(np.unique(pool.site[large])) < 2:
+        return []
+    count = folds or (3 if len(first) >= MANY_PARTICIPANTS else 5)
+    count = min(count, int(counts[counts >= MIN_PARTICIPANTS].min()))
+    part = deal([pool.site[first]], [], count, seed)[participant]
+    made = []
+    for k in range(count):
+        test = (part == k) & large
+        train = (part != k) | (~large & ~np.isin(participant, participant[test]))
+        test &= np.isin(pool.site, pool.site[train])
+        if len(np.unique(pool.site[test])) > 1:
+            made.append(Fold(pool, np.flatnonzero(train), np.flatnonzero(test), participant))
+    return made
+
+
+def numbered(subject: NDArray[Any] | None, rows: int) -> IntArray:
+    """Return the number of each row's participant; without ``subject`` each row is another one."""
+    if subject is None:
+        return np.arange(rows)
+    return np.unique(np.asarray(subject).astype(str), return_inverse=True)[1].astype(np.intp)
+
+
+def sample_rows(pool: PooledDataset, most: int, seed: int) -> IntArray:
+    """Return at most so many rows, every site in proportion."""
+    if len(pool) <= most:
+        return np.arange(len(pool))
+    return pool.split(most / len(pool), stratify="site", random_state=seed)[1]
+
+
+def _participants_by_site(site: IntArray, participant: IntArray) -> IntArray:
+    """Return how many participants each site has; one with rows at two sites counts at both."""
+    return np.bincount(np.unique(np.column_stack([site, participant]), axis=0)[:, 0])
 
 
 def predicted_among(site: NDArray[Any], *stages: FloatArray) -> dict[str, list[float]]:
@@ -339,7 +337,9 @@ def _written(
         for name, part in zip(variables, np.split(added, ends[:-1], axis=1), strict=True):
             features[f"{name} adds"] = part.max(axis=1).round(4).tolist()
     features["shared value"] = (~alone).tolist()
-    return {"written": [_finite(row) for row in rows], "features": features}
+    # JSON has no NaN.
+    rows = [{k: v if isinstance(v, str) or np.isfinite(v) else None for k, v in row.items()} for row in rows]
+    return {"written": rows, "features": features}
 
 
 def _nulls(
@@ -358,11 +358,6 @@ def _nulls(
             found[name].append((written.r2_within(x, v, pool.site, folds), ratio))
     means = (np.mean(values, axis=0) for values in found.values())
     return [{"null": float(null), "chance": float(chance)} for null, chance in means]
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON, which has no NaN."""
-    return {k: v if isinstance(v, str) or np.isfinite(v) else None for k, v in row.items()}
 
 
 def _over_folds(rows: list[dict[str, Any]], keys: list[str], values: dict[str, str]) -> Columns:

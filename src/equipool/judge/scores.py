@@ -5,8 +5,6 @@ of one covariate is exact in linear time. M, and ΔEq of several covariates, com
 up to ``MOST`` rows, and of more take as many, drawn with a fixed seed in proportion of the sites.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +28,8 @@ SCORES_VERSION = 2  # raise it when a score or a classifier changes: kept result
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 Columns = dict[str, list[Any]]
-CURVATURE = 0.05  # ridge on squared covariates, so that their trend is straight between sites' ranges
 
+CURVATURE = 0.05  # ridge on squared covariates, so that their trend is straight between sites' ranges
 ROUNDING = 1e-9  # a standard deviation that is a smaller share of the mean is none
 BLOCK = 2048  # rows at a time: a block of 2048 × 2048 numbers is 32 MiB
 MOST = 20_000  # rows whose pairs are compared; beyond, a sample of as many

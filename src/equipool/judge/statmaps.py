@@ -4,8 +4,6 @@ One ordinary least-squares regression for each voxel, all with the same design, 
 serves all of them. Voxels are read a tile at a time: memory does not grow with their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -109,9 +107,8 @@ def stat_map(
     if not hasattr(values, "columns") or isinstance(values, pd.DataFrame):
         values = np.asarray(values)
     if len(values.shape) != 2 or 0 in values.shape:
-        raise InputError(
-            f"values must be rows by voxels, at least one of each. Got shape {tuple(values.shape)}."
-        )
+        text = "values must be rows by voxels, at least one of each"
+        raise InputError(f"{text}. Got shape {tuple(values.shape)}.")
     n, voxels = values.shape
     given = {"target": target, "covariates": covariates, "sites": sites, "subject": subject}
     for what, column in given.items():
@@ -190,21 +187,16 @@ def _target(labels: Any, positive: Any) -> tuple[FloatArray, str]:
     numeric = bool(np.isfinite(numbers).all())
     levels = sorted(set(labels), key=float if numeric else None)
     if len(levels) < 2:
-        raise InputError(
-            f"The target is {levels[0]!r} in every row; a t-map compares participants who differ in it."
-        )
+        what = f"The target is {levels[0]!r} in every row"
+        raise InputError(f"{what}; a t-map compares participants who differ in it.")
     if len(levels) > 2 and not numeric:
-        raise InputError(
-            f"The target has {len(levels)} classes ({listed(levels)}); choose the rows of two of them, "
-            "or give numbers."
-        )
+        what = f"The target has {len(levels)} classes ({listed(levels)})"
+        raise InputError(f"{what}; choose the rows of two of them, or give numbers.")
     if positive is not None:
         wanted = parse_labels([positive])[0]
         if len(levels) != 2 or wanted not in levels:
-            raise InputError(
-                f"positive must be one of the target's two classes. Got {positive!r}; "
-                f"the target is {listed(levels)}."
-            )
+            what = f"positive must be one of the target's two classes. Got {positive!r}"
+            raise InputError(f"{what}; the target is {listed(levels)}.")
         levels.sort(key=lambda level: level == wanted)
     if len(levels) > 2:
         return numbers, ""
@@ -250,10 +242,8 @@ def _refuse_collinear(
     cause = alone[0] if alone else " and ".join(before)
     if k < len(names):
         raise InputError(f"The covariate {names[k]!r} is fixed by {cause}; leave one of them out.")
-    raise InputError(
-        f"The target is fixed by {cause}, so their effects cannot be separated; adjust for less, or take "
-        "participants for whom they differ."
-    )
+    what = f"The target is fixed by {cause}, so their effects cannot be separated"
+    raise InputError(f"{what}; adjust for less, or take participants for whom they differ.")
 
 
 # -- maps in space, and beside the truth -------------------------------------------------------------------
@@ -346,16 +336,12 @@ def detection(
     yes, no = np.asarray(affected), np.asarray(unaffected)
     for name, flags in {"affected": yes, "unaffected": no}.items():
         if flags.shape != statistics.t.shape:
-            raise InputError(
-                f"{name} must say yes or no for each of the map's {len(statistics.t)} voxels. "
-                f"Got shape {flags.shape}."
-            )
+            what = f"{name} must say yes or no for each of the map's {len(statistics.t)} voxels"
+            raise InputError(f"{what}. Got shape {flags.shape}.")
     yes, no = yes.astype(bool), no.astype(bool)
     if not yes.any() or not no.any() or (yes & no).any():
-        raise InputError(
-            f"There are {yes.sum()} affected and {no.sum()} unaffected voxels, {(yes & no).sum()} both; "
-            "give at least one of each, and none as both."
-        )
+        what = f"There are {yes.sum()} affected and {no.sum()} unaffected voxels, {(yes & no).sum()} both"
+        raise InputError(f"{what}; give at least one of each, and none as both.")
     sign = np.broadcast_to(np.sign(0 if direction is None else direction), statistics.t.shape)
     score = np.where(sign == 0, np.abs(statistics.t), sign * statistics.t)
     if false_rate is None:

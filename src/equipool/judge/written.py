@@ -14,8 +14,6 @@ of a covariate or a target what they told before. Four numbers say where they te
 Cells that were not measured are NaN, and become the mean of their site here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The losses, one pure function for each equation of the paper."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

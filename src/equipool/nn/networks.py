@@ -5,8 +5,6 @@ volume as the row of its brain voxels; a network for volumes takes boxes (rows, 
 :class:`VolumeEncoder` and :class:`VolumeDecoder` convert between the two.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -191,9 +191,8 @@ class Checkpoints:
         try:
             earlier = {**json.loads(content)}
         except (ValueError, TypeError) as error:
-            raise InputError(
-                f"{folder / MANIFEST} is damaged or no checkpoint; remove it to start anew."
-            ) from error
+            what = f"{folder / MANIFEST} is damaged or no checkpoint"
+            raise InputError(f"{what}; remove it to start anew.") from error
         for kind, values in json.loads(self.record).items():
             for name, value in values.items():
                 before = earlier.get(kind, {}).get(name)
@@ -219,9 +218,8 @@ class Checkpoints:
             if facts.pop("sha256") != hashlib.sha256(save(numbers)).hexdigest():
                 raise ValueError("another checksum")
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"The checkpoint {path} is damaged ({error}). Remove the folder to start anew."
-            ) from error
+            what = f"The checkpoint {path} is damaged ({error})"
+            raise InputError(f"{what}. Remove the folder to start anew.") from error
         for k, (module, optimiser) in enumerate(trained):
             module.load_state_dict(_under(f"module.{k}.", numbers))
             moments: dict[int, dict[str, Tensor]] = {}

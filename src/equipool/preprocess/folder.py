@@ -1,7 +1,5 @@
 """Preprocess every head of a BIDS folder: in parallel, resumable, one bad image does not stop the others."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -149,10 +147,8 @@ def find_heads(
         head = Head(entities, path.absolute(), out.absolute(), steps)
         other = by_name.setdefault(head.name, head)
         if other is not head:
-            raise InputError(
-                f"{head.source} and {other.source} would both become {head.name}; choose one by a part of "
-                "its name, such as --desc."
-            )
+            what = f"{head.source} and {other.source} would both become {head.name}"
+            raise InputError(f"{what}; choose one by a part of its name, such as --desc.")
     return list(by_name.values())
 
 

@@ -4,8 +4,6 @@ Each step is a pure function of arrays and affines. The libraries deepbet, Simpl
 extra ``preprocess`` and imported at use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os
@@ -89,9 +87,8 @@ def require_extra(steps: Steps) -> None:
     }
     missing = [name for name in needed if needed[name] and find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"Preprocessing needs {' and '.join(missing)}: pip install 'equipool[preprocess]'."
-        )
+        what = f"Preprocessing needs {' and '.join(missing)}"
+        raise MissingExtraError(f"{what}: pip install 'equipool[preprocess]'.")
 
 
 def preprocess_head(values: Array, affine: Array, steps: Steps | None = None) -> Brain:
@@ -140,9 +137,8 @@ def read_head(path: Path) -> tuple[Array, Array]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except Exception as error:  # nibabel and zlib raise many kinds for a damaged file
-        raise InputError(
-            f"{path.name} cannot be read as an image ({first_line(error)}); is it complete?"
-        ) from error
+        what = f"{path.name} cannot be read as an image ({first_line(error)})"
+        raise InputError(f"{what}; is it complete?") from error
     if values.ndim > 3 and values.size == np.prod(values.shape[:3]):
         values = values.reshape(values.shape[:3])  # a time axis of length 1
     if values.ndim != 3 or min(values.shape) < 8:

@@ -1,12 +1,10 @@
 """The account of a harmonization: every number of its report, and how it was obtained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +12,8 @@ from numpy.typing import NDArray
 from equipool.checks import PreflightReport
 from equipool.checks.findings import listed, plural
 from equipool.data import PooledDataset, Volumes
+from equipool.data.volumes import means_of_volumes
 from equipool.exceptions import InputError
-from equipool.judge.blocks import means_of_volumes
 from equipool.judge.heldout import MIN_PARTICIPANTS, Again, held_out, numbered, sample_rows, without_holes
 from equipool.judge.scores import Columns, FloatArray, IntArray, delta_eq, equivariance_of, site_shares
 from equipool.report import figure_tables as tables
@@ -69,7 +67,7 @@ class Account:
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Account:
+    def from_json(cls, text: str) -> Self:
         """Read what :meth:`to_json` wrote."""
         again = "run `equipool harmonize` again."
         try:
@@ -258,16 +256,14 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
 
 def _on_cells(by_feature: Columns, empty: NDArray[np.bool_], filled: NDArray[np.bool_]) -> list[str]:
     """Add the numbers of empty and filled cells to the table of features; return sentences about them."""
-    sentences = []
+    texts = []
     for what, cells in (("empty", empty & ~filled), ("filled-in", filled)):
         if cells.any():
             by_feature[f"{what} cells"] = cells.sum(axis=0).tolist()
             where = plural(int(cells.any(axis=0).sum()), "feature")
             count = f"{plural(int(cells.sum()), f'{what} cell')} ({cells.mean():.1%}) in {where}"
-            sentences.append(
-                f"{count} were not judged; their place is given to every classifier of the site."
-            )
-    return sentences
+            texts.append(f"{count} were not judged; their place is given to every classifier of the site.")
+    return texts
 
 
 def _mapped(pool: PooledDataset, rows: IntArray, x: FloatArray, seed: int) -> Columns:
@@ -308,16 +304,11 @@ def verdict(
     if judged is None:
         text = "Harmonization cannot be judged: the sites are too small to hold participants out."
         return [{"level": "fair", "text": text}]
-    rows = judged.get("written", [])
-    suspected = {row["what"]: _written_verdict(row, features or {}) for row in rows}
+    rows, features = judged.get("written", []), features or {}
+    suspected = {row["what"]: _written_verdict(row, features) for row in rows}
     accused = {what: one for what, one in suspected.items() if one is not None}
     signals = _signal_verdicts(judged, {row["what"]: row for row in rows}, accused)
-    return [
-        _site_verdict(judged, covariates),
-        *signals,
-        *accused.values(),
-        *_feature_verdicts(features or {}),
-    ]
+    return [_site_verdict(judged, covariates), *signals, *accused.values(), *_feature_verdicts(features)]
 
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
@@ -394,13 +385,10 @@ def _signal_verdicts(
             hardly = 0.5 + max(hardly, 2.5 / (3 * judged["participants"]) ** 0.5)
         level, text = "good", f"The signal of {what} was preserved"
         if change > noise and row["after"] > hardly:
-            level, text = (
-                "fair",
-                f"{what} is predicted better than before, which harmonization does not explain",
-            )
+            level, why = "fair", "which harmonization does not explain"
             if what in written and what not in accused:
                 level, why = "good", "as sites' means and spreads no longer hide it"
-                text = f"{what} is predicted better than before, {why}"
+            text = f"{what} is predicted better than before, {why}"
         elif row["before"] <= hardly:
             level, why = "fair", "so a loss of its signal could not be detected"
             text = f"{what} could hardly be predicted before, {why}"
@@ -452,9 +440,8 @@ def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str
             claims.append((added[some[0]], limits, text))
     if "null" in number:
         claims.append((number["null"], NULL, f"{again} features predict these (R² {r2['null']})."))
-        claims.append(
-            (number["chance"], CHANCE, f"{again} their chance effect (T²) grew {r2['chance']} times.")
-        )
+        text = f"{again} their chance effect (T²) grew {r2['chance']} times."
+        claims.append((number["chance"], CHANCE, text))
     if "filled_after" in number:
         least = max(FILLED, 2 * number["filled_error"])
         how = "better than measured ones: they were made from it"

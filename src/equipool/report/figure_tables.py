@@ -1,7 +1,5 @@
 """The numbers behind a report's figures, as small tables of columns."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

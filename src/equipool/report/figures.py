@@ -1,7 +1,5 @@
 """Figures of tables: the pre-flight figure, the demo's, and those of the report with their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

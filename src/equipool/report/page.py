@@ -1,7 +1,5 @@
 """Pages as one HTML file that needs no network: the report of an account, and quality control of heads."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """T-maps over slices of the brain, one row a method, beside the truth; their files; the report's viewer."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -41,9 +39,8 @@ class Brain:
         if not self.mask.any():
             raise InputError("The mask is empty; give the one that the voxels were taken with.")
         if brain.shape != self.mask.shape:
-            raise InputError(
-                f"The background has shape {brain.shape}, the mask {self.mask.shape}; they must be alike."
-            )
+            what = f"The background has shape {brain.shape}, the mask {self.mask.shape}"
+            raise InputError(f"{what}; they must be alike.")
         # Where in the volume each voxel is taken from; -1 is beyond its edges.
         place = np.pad(np.arange(brain.size, dtype=np.int32).reshape(brain.shape), 1, constant_values=-1)
         padded = np.asarray(affine) @ from_matvec(np.eye(3), [-1, -1, -1])

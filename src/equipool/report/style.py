@@ -4,13 +4,9 @@ Figures are drawn by matplotlib in the colours of ``LIGHT``, from colours.toml. 
 colours are CSS variables, so that one drawing serves light and dark.
 """
 
-from __future__ import annotations
-
 import io
 import re
-import tomllib
 import warnings
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equipool.exceptions import InputError
-from equipool.files import write_whole
+from equipool.files import packaged, write_whole
 
-_PAIRS = tomllib.loads(files("equipool.report").joinpath("colours.toml").read_text(encoding="utf-8"))
+_PAIRS = packaged("report", "colours.toml")
 LIGHT, DARK = ({name: pair[k] for name, pair in _PAIRS.items()} for k in range(2))
 COLOURS = tuple(LIGHT[f"c{k}"] for k in range(7))
 SHADES = tuple(LIGHT[f"q{k}"] for k in range(8))  # of a number, from low to high

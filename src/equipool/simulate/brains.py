@@ -4,8 +4,6 @@ Brains are the MNI152 tissue maps, deformed, aged, and thinned by Alzheimer's di
 by its contrast, blur, gamma, bias field, noise and gain, each with small random deviations from scan to scan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -334,15 +332,12 @@ def custom_cohort(people: Sequence[int], patients: Sequence[int] | None = None) 
     """
     ill = [round(0.4 * n) for n in people] if patients is None else list(patients)
     if len(ill) != len(people):
-        raise InputError(
-            f"There are {len(people)} sites with participants, {len(ill)} with patients; give both for each."
-        )
+        what = f"There are {len(people)} sites with participants, {len(ill)} with patients"
+        raise InputError(f"{what}; give both for each.")
     for k, (n, m) in enumerate(zip(people, ill, strict=True), start=1):
         if not 0 <= m <= n or n < 1:
-            raise InputError(
-                f"site{k} cannot have {m} patients among {n} participants; give fewer patients, or more "
-                "participants."
-            )
+            what = f"site{k} cannot have {m} patients among {n} participants"
+            raise InputError(f"{what}; give fewer patients, or more participants.")
     # Scanners within the range of the three manufacturers; the same number gives the same one.
     least = np.array([60.0, 15.0, 0.93, 1.0, 0.02, 0.7, 0.06])  # grey matter, fluid, gamma, …, bias
     reach = np.array([6.0, 7.0, 0.19, 0.8, 0.01, 0.9, 0.04])

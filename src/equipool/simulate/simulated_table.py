@@ -1,7 +1,5 @@
 """A simulated table of regional volumes from several scanners, whose truth is known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What sites do to features jointly and in curves: an additive coupling on the latent sphere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self

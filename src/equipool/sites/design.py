@@ -1,10 +1,8 @@
 """The design of a table; sums over its rows by site, in pieces that fit into a cache; outlying values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,7 +42,7 @@ class Design:
         """Participants, not rows, of each site, (sites,)."""
         return np.bincount(self.site, self.weight, self.n_sites).astype(np.float64)
 
-    def only(self, rows: IntArray) -> Design:
+    def only(self, rows: IntArray) -> Self:
         """Return the design of some rows; sites keep their indices."""
         names = ("site", "covariates", "target", "weight", "fold")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})

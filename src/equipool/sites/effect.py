@@ -6,8 +6,6 @@ T_s^{(k)}`. Each :math:`T_s^{(j)}` is a :class:`SiteEffect`: an invertible map o
 prediction. Effects are undone from the outermost, :math:`T^{(1)}`, to the innermost.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -79,8 +77,9 @@ class Context:
     covariates: FloatArray  # (rows, K)
     predicted: FloatArray  # (rows, features), by the trend
 
-    def __getitem__(self, rows: Any) -> Context:
-        return Context(self.site[rows], self.covariates[rows], self.predicted[rows])
+    def __getitem__(self, rows: Any) -> Self:
+        names = ("site", "covariates", "predicted")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +176,7 @@ class Composition:
             rows = effect.undo(rows, at)
         return total
 
-    def add_site(self, rows: FloatArray, at: Context) -> Composition:
+    def add_site(self, rows: FloatArray, at: Context) -> Self:
         """Return the effects with one more site, each estimated from rows without the outer ones."""
         effects = []
         for effect in self.effects:
@@ -185,4 +184,4 @@ class Composition:
             effects.append(added)
             if not added.is_identity:
                 rows = added.undo(rows, at)
-        return Composition(tuple(effects))
+        return replace(self, effects=tuple(effects))

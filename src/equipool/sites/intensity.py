@@ -12,8 +12,6 @@ coefficients are those with which the pool's mean terms explain a site's mean di
 least squares (:mod:`equipool.sites.scanner_patterns`), shrunk by what chance alone explains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 

@@ -9,8 +9,6 @@ Neither site, covariates nor a target enter, so that none of them can be predict
 cells than from those that were measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -12,8 +12,6 @@ is concave in heights, slopes and the trend's coefficients together, and made of
 Newton's method finds the one optimum in a few steps, whatever the number of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

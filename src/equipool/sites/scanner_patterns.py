@@ -12,10 +12,9 @@ patterns P. What A explains is the scanner's. The rest is shrunk along P, fully 
 varies between sites beyond chance, and kept off P.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ class PeoplePatterns:
     rest: float
 
     @classmethod
-    def of(cls, rows: Single, scale: float = 1.0) -> PeoplePatterns:
+    def of(cls, rows: Single, scale: float = 1.0) -> Self:
         """Estimate them from residuals (participants, voxels).
 
         ``scale`` corrects for the degrees of freedom of the regression that left these residuals.

@@ -3,8 +3,6 @@
 Everything that is estimated from scans is a sum over participants. Several processes share each pass out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ Trend and levels are fitted together, with a penalty on the trend's curvature. A
 site and fold of participants, so choices on held-out participants need no further pass over the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -179,9 +177,8 @@ def regress(sites: Moments, penalty: FloatArray, *, scales_trend: bool = False) 
     """Fit trend, levels and scales; ``penalty`` (q,) is that on the slopes for each participant."""
     n, (q, p) = sites.n, sites.bz.shape[1:]
     total, factor, present = np.maximum(n.sum(axis=0), 1.0), np.ones((len(n), p)), n > 0
-    inverse = np.linalg.inv(
-        np.moveaxis(sites.bb.sum(axis=0), -1, 0) + np.diag(penalty) * total[:, None, None]
-    )
+    inner = np.moveaxis(sites.bb.sum(axis=0), -1, 0)
+    inverse = np.linalg.inv(inner + np.diag(penalty) * total[:, None, None])
     for _ in range(TURNS if scales_trend else 1):
         # Where sites scale the trend, z / scale follows a plain regression.
         across = np.einsum("sqp,sp->qp", sites.bz, 1 / factor)
@@ -295,8 +292,7 @@ class SharedTrend:
         shared = replace(shared, curvature=(curvature or CURVATURES[0]) if curved else 0.0)
         if curved and curvature is None and design.n_folds > 1:
             tried = np.array([replace(shared, curvature=value).held_out() for value in CURVATURES])
-            best = simplest(tried)
-            shared = replace(shared, curvature=CURVATURES[best])
+            shared = replace(shared, curvature=CURVATURES[simplest(tried)])
         if design.n_sites > 1 and basis.width and design.n_folds > 1:
             scaled = replace(shared, scales_trend=True)
             forms = np.array([shared.held_out(), scaled.held_out()])

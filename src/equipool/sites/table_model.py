@@ -1,9 +1,8 @@
 """The model of a table: the trend that all sites share, and the composition of what each site does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class SiteModel:
             result[:, s] = self.composition.log_det(known, at) - 0.5 * (white**2).sum(axis=1)
         return result
 
-    def add_site(self, z: FloatArray, c: FloatArray) -> SiteModel:
+    def add_site(self, z: FloatArray, c: FloatArray) -> Self:
         """Return a model with one more site, estimated from its own rows; NaN cells were not measured."""
         at = self.at(c, len(self.n_participants))
         return replace(
@@ -102,7 +101,6 @@ def fit_site_model(
     shrinkage: float | None = None,
     warp: bool | None = None,
     coupling: bool | None = None,
-    curvature: float | None = None,
     seed: int = 0,
 ) -> SiteModel:
     """Fit the model to standardised features; ``None``: chosen by the likelihood of held-out participants.
@@ -115,10 +113,10 @@ def fit_site_model(
     Cells of z that are NaN were not measured: trend, shifts and scales are estimated without them, joint
     effects with draws in their place that tell nothing of a site (:mod:`equipool.sites.missing`).
     """
-    design = with_target_if_likely(z, design, curvature)
+    design = with_target_if_likely(z, design)
     rng = np.random.default_rng(seed_for(seed, "missing cells"))
     z, count = winsorise(z, design)
-    shared = SharedTrend.fit(z, design, curvature=curvature)
+    shared = SharedTrend.fit(z, design)
     affine = shared.whole.effect
     residuals = _residuals(z, design, shared, affine, rng)
     at = shared.at(slice(None), design, shared.whole)
@@ -128,7 +126,7 @@ def fit_site_model(
     warping = Warp.fit(whole, design, shared, wanted=warp)
     if not warping.is_identity:
         z = _in_pieces(warping.undo, z, at, design.n_sites)
-        shared = SharedTrend.fit(z, design, curvature=curvature)
+        shared = SharedTrend.fit(z, design)
         # A warp takes shift and scale out. A new site has none, and is shrunk as the others were before.
         affine = replace(shared.whole.effect, between=affine.between, scale_weight=affine.scale_weight)
         residuals = _residuals(z, design, shared, affine, rng)
@@ -148,7 +146,7 @@ def fit_site_model(
     )
 
 
-def with_target_if_likely(z: FloatArray, design: Design, curvature: float | None = None) -> Design:
+def with_target_if_likely(z: FloatArray, design: Design) -> Design:
     """Return the design without its target, unless held-out participants have a higher likelihood with it.
 
     A target that means nothing has an effect by chance. Sites that are aligned with the target held constant
@@ -157,7 +155,7 @@ def with_target_if_likely(z: FloatArray, design: Design, curvature: float | None
     if not design.target.shape[1]:
         return design
     without = replace(design, target=design.target[:, :0])
-    shared = SharedTrend.fit(winsorise(z, without)[0], without, curvature=curvature)
+    shared = SharedTrend.fit(winsorise(z, without)[0], without)
     z = winsorise(z, design)[0]
     forms = [replace(SharedTrend.of(z, one), curvature=shared.curvature) for one in (without, design)]
     return design if choose(np.array([form.held_out() for form in forms])) else without

@@ -1,9 +1,8 @@
 """The model of volumes: the trend that all sites share, and the composition of what each scanner does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,7 @@ class VolumeModel:
         values = np.where(floored, DARK * np.exp((np.minimum(values, DARK) - DARK) / DARK), values)
         return np.where(np.asarray(rows) == 0, 0.0, values * self.unit)
 
-    def add_site(self, rows: NDArray[np.floating], c: FloatArray, box: Box) -> VolumeModel:
+    def add_site(self, rows: NDArray[np.floating], c: FloatArray, box: Box) -> Self:
         """Return a model with one more site, estimated from its scans with everything else as it is."""
         at = self.at(c, np.full(len(rows), len(self.n_participants)), box)
         values, absent = normalised(rows, self.template)
@@ -122,11 +121,10 @@ class Scans:
     whole: bool  # whether every voxel of every scan was measured
     box: Box
 
-    def only(self, rows: IntArray) -> Scans:
+    def only(self, rows: IntArray) -> Self:
         """Return some of them."""
-        return replace(
-            self, volumes=self.volumes[rows], design=self.design.only(rows), columns=self.columns[rows]
-        )
+        volumes, design = self.volumes[rows], self.design.only(rows)
+        return replace(self, volumes=volumes, design=design, columns=self.columns[rows])
 
     def parts(self) -> Iterator[tuple[slice, FloatArray, NDArray[np.bool_], ScanContext]]:
         """Yield some scans at a time at gain 1, what is absent, and their context without a prediction."""

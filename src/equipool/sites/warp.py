@@ -1,7 +1,5 @@
 """Monotone warps of features: what sites do that is neither a shift nor a scale."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 

@@ -1,7 +1,5 @@
 """``equipool apply``: a saved model on new participants."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,10 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     pooler = model if hasattr(model, "network_") else None
     if arguments.codes and pooler is None:
         if not (arguments.model / "pooler").is_dir():
-            raise InputError(
-                f"{arguments.model} has no model of codes; run `equipool harmonize` with --codes, or leave "
-                "it out."
-            )
+            what = f"{arguments.model} has no model of codes"
+            raise InputError(f"{what}; run `equipool harmonize` with --codes, or leave it out.")
         pooler = load(arguments.model / "pooler")
     # The column that `harmonize` had for the site, if its summary is still beside the model.
     summary = read_json(folder.resolve().parent / "summary.json")
@@ -177,10 +173,8 @@ def _apply_to_images(
     names: list[str] = []
     harmonizes = isinstance(model, ImageHarmonizer) and bool(arguments.site)
     if not harmonizes and pooler is None:
-        raise InputError(
-            "Images are harmonized given their site; name its column with --site, or ask for --codes, which "
-            "need none."
-        )
+        what = "Images are harmonized given their site"
+        raise InputError(f"{what}; name its column with --site, or ask for --codes, which need none.")
     if harmonizes:
         names = [covariate.name for covariate in model.covariates_]
         require_columns(frame, names)

@@ -1,7 +1,5 @@
 """``equipool benchmark``: methods compared on held-out participants."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

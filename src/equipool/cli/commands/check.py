@@ -1,11 +1,9 @@
 """``equipool check``: can the sites of a table or a folder be pooled?"""
 
-from __future__ import annotations
-
 import argparse
 import json
 
-from equipool.cli.config import check_config_path, write_config
+from equipool.cli.options import check_config_path, write_config
 from equipool.cli.source import read_rows, roles
 from equipool.data import check
 from equipool.progress import say

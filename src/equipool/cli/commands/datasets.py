@@ -1,7 +1,5 @@
 """``equipool datasets``: the datasets of the benchmark, and which of them are in the cache."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

@@ -1,7 +1,5 @@
 """``equipool demo``: a simulated pool of three scanners, from table to harmonized volumes."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

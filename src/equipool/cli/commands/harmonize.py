@@ -1,7 +1,5 @@
 """``equipool harmonize``: images or a table without site effects, and the model that removes them."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -48,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.statmap:
             mapped = derivative.rows_of_map(arguments, frame)
     elif arguments.statmap:
-        raise InputError(
-            f"--statmap is for images, and {arguments.table} is a table of features; leave it out."
-        )
+        what = f"--statmap is for images, and {arguments.table} is a table of features"
+        raise InputError(f"{what}; leave it out.")
     if arguments.dry_run:
         return _dry_run(arguments, pool, counts)
     for finding in (*outlier_cautions(inputs), *feature_cautions(inputs)):  # `equipool check` looks at more

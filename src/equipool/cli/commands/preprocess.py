@@ -1,7 +1,5 @@
 """``equipool preprocess``: T1-weighted heads of a BIDS folder to brains on the MNI grid."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

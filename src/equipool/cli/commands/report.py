@@ -1,7 +1,5 @@
 """``equipool report``: the HTML report of a harmonization, by `harmonize` at its end or by another tool."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -21,10 +19,10 @@ from equipool.cli.outputs import announce
 from equipool.cli.source import Source, read_source, roles
 from equipool.data import PooledDataset, Volumes, read_table
 from equipool.data.tables import with_intensity
+from equipool.data.volumes import block_names, block_size, means_of_volumes
 from equipool.estimators import EquivariantPooler, ImageHarmonizer, SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import file_sha256, write_whole
-from equipool.judge.blocks import block_names, block_size, means_of_volumes
 from equipool.progress import say
 from equipool.report.account import Account, account_of, again_table, refit_images, refit_table, tau_of
 from equipool.report.page import report_page
@@ -40,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the report of a folder or of two tables."""
     source: Path = arguments.table
     if not source.exists():
-        raise InputError(
-            f"{source} does not exist; give a folder of `equipool harmonize`, or the table as measured."
-        )
+        what = f"{source} does not exist"
+        raise InputError(f"{what}; give a folder of `equipool harmonize`, or the table as measured.")
     if source.is_dir() and arguments.after is not None:
         raise InputError(f"{source} is a folder; --after goes with the table as it was measured.")
     if source.is_file() and arguments.after is None:
@@ -71,9 +68,8 @@ def _require_page(out: Path) -> None:
 def _read_account(folder: Path) -> Account:
     path = folder / ACCOUNT
     if not path.is_file():
-        raise InputError(
-            f"{folder} has no {ACCOUNT}; it is written by `equipool harmonize` without --no-report."
-        )
+        what = f"{folder} has no {ACCOUNT}"
+        raise InputError(f"{what}; it is written by `equipool harmonize` without --no-report.")
     try:
         return Account.from_json(path.read_text(encoding="utf-8", errors="replace"))
     except InputError as error:
@@ -102,15 +98,12 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
         missing = set(before[id].astype(str)) ^ set(after[id].astype(str))
         if missing or after[id].duplicated().any():
             who = sorted(missing)[0] if missing else "an id twice"
-            raise InputError(
-                f"{tables[0]} and {tables[1]} are not of the same participants ({who!r}); give both the same "
-                "rows."
-            )
+            what = f"{tables[0]} and {tables[1]} are not of the same participants ({who!r})"
+            raise InputError(f"{what}; give both the same rows.")
         after = after.set_index(after[id].astype(str)).loc[before[id].astype(str)]
     if len(before) != len(after):
-        raise InputError(
-            f"{tables[0]} has {len(before)} rows and {tables[1]} {len(after)}; give the same rows."
-        )
+        what = f"{tables[0]} has {len(before)} rows and {tables[1]} {len(after)}"
+        raise InputError(f"{what}; give the same rows.")
     after = after.reset_index(drop=True)
     for name in filter(None, (arguments.site, *arguments.covariates, arguments.target)):
         if name in after and not _same(before[name], after[name], exactly=name == arguments.site):

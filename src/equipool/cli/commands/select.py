@@ -1,7 +1,5 @@
 """``equipool select``: choose settings of methods on validation splits."""
 
-from __future__ import annotations
-
 import argparse
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """``equipool simulate``: a BIDS folder of simulated brains from several scanners, with the truth."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
