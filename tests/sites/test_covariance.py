@@ -44,6 +44,9 @@ def test_the_map_is_that_of_explicit_matrices(n, p):
         weight = (n - 1) / (n - 1 + k)
         b = weight * white.T @ white / (n - 1) + (1 - weight) * np.eye(p)
         roots.append(np.diag(scale[s]) @ sqrtm(b))
+    undone = [scores[design.site == s] @ np.linalg.inv(roots[s]).T for s in range(3)]
+    kept = np.sqrt(sum((one**2).sum() for one in undone) / (scores**2).sum())
+    roots = [kept * root for root in roots]
     for s in range(3):
         e = rng.uniform(-1, 1, (6, p)) * deviation
         at = draw.context(s, e)
@@ -83,7 +86,9 @@ def test_what_is_undone_has_the_likelihood_of_the_sites_normal(k):
         rows = white[design.site == s] / scale[s]
         share = 39 / (39 + k)
         b = share * rows.T @ rows / 39 + (1 - share) * np.eye(4)
-        site_normal = multivariate_normal(cov=np.diag(scale[s]) @ b @ np.diag(scale[s]))
+        site_scale = np.diag(effect.scale[s])  # scale, times one number for all sites
+        np.testing.assert_allclose(effect.scale[s] / scale[s], (effect.scale / scale)[0, 0])
+        site_normal = multivariate_normal(cov=site_scale @ b @ site_scale)
         at = draw.context(s, white[:5])
         undone = multivariate_normal(cov=np.eye(4)).logpdf(effect.undo(white[:5], at))
         np.testing.assert_allclose(undone + effect.log_det(white[:5], at), site_normal.logpdf(white[:5]))
@@ -98,6 +103,16 @@ def test_principal_directions_are_the_same_by_either_gram_matrix():
         assert vectors.shape == (5, 8)
         np.testing.assert_allclose(vectors @ vectors.T, np.eye(5), atol=1e-9)
         np.testing.assert_allclose((vectors.T * squares) @ vectors, (x.T * w) @ x, atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [30.0, np.inf])
+def test_the_pool_keeps_its_variance(k):
+    residuals, design = residuals_of(np.random.default_rng(0), n=30, p=20)
+    effect = Covariance._of_scores(
+        residuals, design, k, whiten=np.eye(20), colour=np.eye(20), deviation=np.full(20, np.inf)
+    )
+    undone = effect.undo(residuals, draw.context(design.site, residuals))
+    assert (undone**2).sum() == pytest.approx((residuals**2).sum())
 
 
 def test_a_site_of_one_participant_has_the_covariance_of_the_pool():

@@ -30,14 +30,14 @@ class Covariance(SiteEffect):
               B_s = \frac{n_s}{n_s + k}\,\hat B_s + \frac{k}{n_s + k}\,I.
 
     :math:`S_s` is diagonal: the site's standard deviation of each score, shrunk by empirical Bayes as the
-    scales of features are, such that the pool's variance of a score is the same before and after.
-    :math:`\hat B_s` is the covariance of the site's scores divided by it, kept as its principal directions;
-    the larger the shrinkage :math:`k`, the less of it is removed.
+    scales of features are. :math:`\hat B_s` is the covariance of the site's scores divided by it, kept as its
+    principal directions; the larger the shrinkage :math:`k`, the less of it is removed.
 
-    Participants from whom covariances are estimated lose more variance by it than others do. What is kept
-    beside their residuals, like the effect of a covariate, would then be tested against too little noise.
-    Whether there is an effect, and k, are therefore chosen by the likelihood that scores of held-out
-    participants have under the variance that is left in the others.
+    Participants from whom covariances are estimated would lose variance by it, and others would not. What
+    is kept beside their residuals, like the effect of a covariate, would be tested against too little noise.
+    So :math:`S_s` is such that the pool keeps the variance of each score, and its total where correlations
+    are removed too. A covariance that fits by chance then makes held-out participants vary too much. Whether
+    there is an effect, and k, are chosen by their likelihood.
     What winsorising cuts off a residual is added again; where that is nothing, the inverse is exact.
     """
 
@@ -82,8 +82,9 @@ class Covariance(SiteEffect):
         n = np.maximum(design.n_participants - 1, 0.0)
         squares = site_sums(white**2, design.site, design.n_sites, design.weight)
         scale, scale_weight = shrunken_scales(squares, n[:, None])
-        after, before = (squares / scale**2).sum(axis=0), squares.sum(axis=0)
-        scale = scale * np.sqrt(_ratio(after, before, n.sum()))
+        before, after = squares.sum(axis=0), (squares / scale**2).sum(axis=0)
+        varies = before > TINY * n.sum()  # not where features depend on each other
+        scale = scale * np.sqrt(np.where(varies, after, 1.0) / np.where(varies, before, 1.0))
         start, vectors, values = np.zeros(design.n_sites + 1, dtype=np.intp), white[:0], np.empty(0)
         if np.isfinite(k):
             members = zip(site_rows(design.site, design.n_sites), scale, strict=True)
@@ -92,11 +93,11 @@ class Covariance(SiteEffect):
             vectors, values = (np.concatenate(parts) for parts in zip(*sites, strict=True))
             values = (values + k) / (np.repeat(n, np.diff(start)) + k)
         rest = 1 / (1 + n / k)
-        effect = cls(
-            k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others
-        )
+        effect = cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
+        if not np.isfinite(k):
+            return effect
         kept = effect._undone_squares(white, design).sum() / max(before.sum(), TINY)
-        return replace(effect, scale=scale * np.sqrt(kept)) if np.isfinite(k) else effect
+        return replace(effect, scale=scale * np.sqrt(kept))
 
     def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
         """Return the sums of squares of undone scores, (sites, dimensions)."""
@@ -204,12 +205,6 @@ class _Pool:
         return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
 
 
-def _ratio(after: FloatArray, before: FloatArray, total: float) -> FloatArray:
-    """Return the ratio of sums of squares; 1 where there were none, as features depend on each other."""
-    varies = before > TINY * total
-    return np.asarray(np.where(varies, after, 1.0) / np.where(varies, before, 1.0))
-
-
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return principal directions (r, dimensions) and sums of squares along them (r,).
 
@@ -244,9 +239,9 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
         whiten, colour = pool.roots(share)
         a, b, site = a @ whiten, b @ whiten, judged.site
-        expected = judged.weight @ b**2 / judged.weight.sum()
-        expected = np.where(expected > TINY, expected, 1.0)
-        b = b / np.sqrt(expected)
+        # Scores of held-out participants vary more, where features are many: not due to their sites.
+        variance = judged.weight @ b**2 / judged.weight.sum()
+        b /= np.sqrt(np.where(variance > TINY, variance, 1.0))
         held = judged.n_participants
         candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
         for shrinkage in SHRINKAGES:
