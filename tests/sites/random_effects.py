@@ -6,9 +6,8 @@ from equipool.sites.coupling import Coupling
 from equipool.sites.covariance import Covariance
 from equipool.sites.design import Design
 from equipool.sites.effect import Composition, Context
-from equipool.sites.rising_curves import WIDTH
 from equipool.sites.shift_scale import ShiftScale
-from equipool.sites.warp import Warp
+from equipool.sites.warp import WIDTH, Warp
 
 
 def context(site, rows, *, predicted=None, covariates=None):

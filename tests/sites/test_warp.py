@@ -11,12 +11,11 @@ from scipy.integrate import quad
 import equipool as ep
 from equipool.exceptions import InputError
 from equipool.sites import design as designs
-from equipool.sites import rising_curves as module
+from equipool.sites import warp as module
 from equipool.sites.design import Design
 from equipool.sites.effect import Context
-from equipool.sites.rising_curves import KNOTS, WIDTH
 from equipool.sites.shift_scale import SharedTrend
-from equipool.sites.warp import Warp
+from equipool.sites.warp import KNOTS, WIDTH, Warp
 from forging import forged
 
 
