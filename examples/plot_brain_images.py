@@ -36,7 +36,7 @@ print(volumes)
 fit = np.arange(len(people)) % 4 != 0
 held = np.flatnonzero(~fit)
 harmonizer = ep.ImageHarmonizer()
-harmonizer.fit(volumes[fit], people.dx[fit], site=people.site[fit], covariates=people.loc[fit, ["age"]])
+harmonizer.fit(volumes[fit], site=people.site[fit], covariates=people.loc[fit, ["age"]])
 
 # %%
 # Held-out participants: their harmonized volumes, beside those without a scanner. A volume is compared with

@@ -22,11 +22,11 @@ train, test = pool.split(1 / 3, stratify=("site", "target"), random_state=0)
 print(pool)
 
 # %%
-# Fit on the training people. The diagnosis goes in as ``y``: where scanners differ in how many patients
-# they have, its effect is not taken for theirs. ``transform`` never needs it.
+# Fit on the training participants. The diagnosis is not needed. Where scanners differ in how many
+# patients they have, ``SiteHarmonizer(keep_target=True)`` can allow for it.
 
 harmonizer = ep.SiteHarmonizer()
-harmonizer.fit(pool.X[train], pool.y[train], site=pool.site_labels[train], covariates=pool.C[train])
+harmonizer.fit(pool.X[train], site=pool.site_labels[train], covariates=pool.C[train])
 
 
 def harmonized(rows):

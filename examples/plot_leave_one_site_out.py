@@ -40,7 +40,7 @@ def score(held, predicted):
 table = {"as measured": [], "pooled": [], "adapt": []}
 fitted = []
 for fit, held in pool.leave_one_site_out():
-    model = ep.SiteHarmonizer().fit(pool.X[fit], sick[fit], site=site[fit], covariates=age[fit])
+    model = ep.SiteHarmonizer().fit(pool.X[fit], site=site[fit], covariates=age[fit])
     clean = model.transform(pool.X[fit], site=site[fit], covariates=age[fit])
     raw, harmonized = (classifier().fit(features, sick[fit]) for features in (pool.X[fit], clean))
     table["as measured"].append(score(held, raw.predict(pool.X[held])))

@@ -43,16 +43,16 @@ class ImageHarmonizer(Harmonizer):
     """Remove site effects from brain volumes: the same grid and header, without the scanner.
 
     The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Every scan is brought to
-    gain 1. What each scanner does to intensities, and its shift, are estimated beside a smooth trend
-    in the covariates that all scanners share. Intensities are undone only where held-out participants have
+    gain 1. What each scanner does to intensities, and a shift and a scale of each voxel, are estimated beside
+    a smooth trend in the covariates that all scanners share. Intensities are undone only where held-out participants have
     a higher likelihood with it. Volumes are read block by block, and no network is trained.
 
     Parameters
     ----------
     unseen_site
         What ``transform`` does with a site that was not there at fit: ``"error"``; ``"pooled"``, leave its
-        volumes as they are; ``"adapt"``, estimate the site from the volumes given, with everything else as it
-        is.
+        volumes as they are; ``"adapt"``, estimate its shift and scale from the volumes given, with everything
+        else as it is.
     keep_target
         Whether the target given to ``fit`` is allowed for when site effects are estimated, if held-out
         participants have a higher likelihood with it. By default a target is not looked at.

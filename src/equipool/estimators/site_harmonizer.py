@@ -97,7 +97,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     network
         Whether a network removes joint effects, see :mod:`equipool.sites.coupling`. ``None``: chosen.
     random_state
-        Of the folds and of the network's hidden units; the same number gives the same bits, ``None`` is 0.
+        Of the folds, the network's hidden units and draws of missing cells; the same number gives the same
+        bits, ``None`` is 0.
 
     Attributes
     ----------
