@@ -44,8 +44,8 @@ class ImageHarmonizer(Harmonizer):
 
     The interface is that of :class:`SiteHarmonizer`; each participant is a volume. Every scan is brought to
     gain 1. What each scanner does to intensities, and a shift and a scale of each voxel, are estimated beside
-    a smooth trend in the covariates that all scanners share. Intensities are undone only where held-out participants have
-    a higher likelihood with it. Volumes are read block by block, and no network is trained.
+    a smooth trend in the covariates that all scanners share. Intensities are undone only where held-out
+    participants have a higher likelihood with it. Volumes are read block by block, and no network is trained.
 
     Parameters
     ----------
