@@ -240,7 +240,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         whiten, colour = pool.roots(share)
         a, b, site = a @ whiten, b @ whiten, judged.site
         # Scores of held-out participants vary more, where features are many: not due to their sites.
-        variance = judged.weight @ b**2 / judged.weight.sum()
+        variance = judged.weight @ b**2 / max(judged.weight.sum(), TINY)
         b /= np.sqrt(np.where(variance > TINY, variance, 1.0))
         held = judged.n_participants
         candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
