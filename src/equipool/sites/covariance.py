@@ -94,9 +94,9 @@ class Covariance(SiteEffect):
             values = (values + k) / (np.repeat(n, np.diff(start)) + k)
         rest = 1 / (1 + n / k)
         effect = cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
-        if not np.isfinite(k):
+        if not (np.isfinite(k) and varies.any()):
             return effect
-        kept = effect._undone_squares(white, design).sum() / max(before.sum(), TINY)
+        kept = effect._undone_squares(white, design).sum() / before.sum()
         return replace(effect, scale=scale * np.sqrt(kept))
 
     def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
