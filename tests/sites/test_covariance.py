@@ -158,3 +158,5 @@ def test_without_held_out_participants_nothing_is_chosen():
     one_fold = draw.design_of(design.site, folds=1)
     assert Covariance.fit(residuals, one_fold).is_identity
     assert Covariance.fit(residuals[:, :1], design).is_identity
+    alone = draw.design_of(np.arange(6))  # the site of a held-out participant has nobody else
+    assert Covariance.fit(residuals[:6], alone).is_identity

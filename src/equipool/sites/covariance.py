@@ -94,9 +94,9 @@ class Covariance(SiteEffect):
             values = (values + k) / (np.repeat(n, np.diff(start)) + k)
         rest = 1 / (1 + n / k)
         effect = cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
-        if not np.isfinite(k):
+        if not (np.isfinite(k) and varies.any()):
             return effect
-        kept = effect._undone_squares(white, design).sum() / max(before.sum(), TINY)
+        kept = effect._undone_squares(white, design).sum() / before.sum()
         return replace(effect, scale=scale * np.sqrt(kept))
 
     def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
@@ -240,7 +240,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         whiten, colour = pool.roots(share)
         a, b, site = a @ whiten, b @ whiten, judged.site
         # Scores of held-out participants vary more, where features are many: not due to their sites.
-        variance = judged.weight @ b**2 / judged.weight.sum()
+        variance = judged.weight @ b**2 / max(judged.weight.sum(), TINY)
         b /= np.sqrt(np.where(variance > TINY, variance, 1.0))
         held = judged.n_participants
         candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
