@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -30,14 +30,14 @@ class Covariance(SiteEffect):
               B_s = \frac{n_s}{n_s + k}\,\hat B_s + \frac{k}{n_s + k}\,I.
 
     :math:`S_s` is diagonal: the site's standard deviation of each score, shrunk by empirical Bayes as the
-    scales of features are. :math:`\hat B_s` is the covariance of the site's scores divided by it, kept as its
-    principal directions; the larger the shrinkage :math:`k`, the less of it is removed.
+    scales of features are, such that the pool's variance of a score is the same before and after.
+    :math:`\hat B_s` is the covariance of the site's scores divided by it, kept as its principal directions;
+    the larger the shrinkage :math:`k`, the less of it is removed.
 
-    Participants from whom covariances are estimated would lose variance by it, and others would not. What
-    is kept beside their residuals, like the effect of a covariate, would be tested against too little noise.
-    So :math:`S_s` is such that the pool keeps the variance of each score, and its total where correlations
-    are removed too. A covariance that fits by chance then makes held-out participants vary too much. Whether
-    there is an effect, and k, are chosen by their likelihood.
+    Participants from whom covariances are estimated lose more variance by it than others do. What is kept
+    beside their residuals, like the effect of a covariate, would then be tested against too little noise.
+    Whether there is an effect, and k, are therefore chosen by the likelihood that scores of held-out
+    participants have under the variance that is left in the others.
     What winsorising cuts off a residual is added again; where that is nothing, the inverse is exact.
     """
 
@@ -74,30 +74,27 @@ class Covariance(SiteEffect):
             return identity
         whiten, colour = _Pool.of(residuals, design).roots(share)
         white = residuals @ whiten
-        return cls._of_scores(white, design, k, whiten=whiten, colour=colour, deviation=deviation)
+        [effect] = cls._of_scores(white, design, (k,), whiten=whiten, colour=colour, deviation=deviation)
+        return effect
 
     @classmethod
-    def _of_scores(cls, white: FloatArray, design: Design, k: float, **others: FloatArray) -> Self:
-        """Estimate it from scores (rows, dimensions)."""
+    def _of_scores(
+        cls, white: FloatArray, design: Design, shrinkages: Sequence[float], **others: FloatArray
+    ) -> Iterator[Self]:
+        """Estimate it from scores (rows, dimensions), with each of the shrinkages."""
         n = np.maximum(design.n_participants - 1, 0.0)
         squares = site_sums(white**2, design.site, design.n_sites, design.weight)
-        scale, scale_weight = shrunken_scales(squares, n[:, None])
-        before, after = squares.sum(axis=0), (squares / scale**2).sum(axis=0)
-        varies = before > TINY * n.sum()  # not where features depend on each other
-        scale = scale * np.sqrt(np.where(varies, after, 1.0) / np.where(varies, before, 1.0))
-        start, vectors, values = np.zeros(design.n_sites + 1, dtype=np.intp), white[:0], np.empty(0)
-        if np.isfinite(k):
-            members = zip(site_rows(design.site, design.n_sites), scale, strict=True)
-            sites = [_principal(white[rows] / of_site, design.weight[rows]) for rows, of_site in members]
-            start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
-            vectors, values = (np.concatenate(parts) for parts in zip(*sites, strict=True))
-            values = (values + k) / (np.repeat(n, np.diff(start)) + k)
-        rest = 1 / (1 + n / k)
-        effect = cls(k, scale, scale_weight, vectors=vectors, values=values, start=start, rest=rest, **others)
-        if not (np.isfinite(k) and varies.any()):
-            return effect
-        kept = effect._undone_squares(white, design).sum() / before.sum()
-        return replace(effect, scale=scale * np.sqrt(kept))
+        scale, others["scale_weight"] = shrunken_scales(squares, n[:, None])
+        scale = scale * np.sqrt(_ratio((squares / scale**2).sum(axis=0), squares.sum(axis=0), n.sum()))
+        start, vectors, squares = np.zeros(design.n_sites + 1, dtype=np.intp), white[:0], np.empty(0)
+        for k in shrinkages:
+            if np.isfinite(k) and not len(squares):
+                members = zip(site_rows(design.site, design.n_sites), scale, strict=True)
+                sites = [_principal(white[rows] / of_site, design.weight[rows]) for rows, of_site in members]
+                start = np.cumsum([0, *(len(squares) for _, squares in sites)]).astype(np.intp)
+                vectors, squares = (np.concatenate(parts) for parts in zip(*sites, strict=True))
+            values, rest = (squares + k) / (np.repeat(n, np.diff(start)) + k), 1 / (1 + n / k)
+            yield cls(k, scale, vectors=vectors, values=values, start=start, rest=rest, **others)
 
     def _undone_squares(self, white: FloatArray, design: Design) -> FloatArray:
         """Return the sums of squares of undone scores, (sites, dimensions)."""
@@ -205,6 +202,12 @@ class _Pool:
         return -0.5 * (squares / self.values + weight.sum() * np.log(self.values)).sum(axis=1)
 
 
+def _ratio(after: FloatArray, before: FloatArray, total: float) -> FloatArray:
+    """Return the ratio of sums of squares; 1 where there are none, as features depend on each other."""
+    varies = np.minimum(before, after) > TINY * total
+    return np.asarray(np.where(varies, after, 1.0) / np.where(varies, before, 1.0))
+
+
 def _principal(white: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return principal directions (r, dimensions) and sums of squares along them (r,).
 
@@ -242,14 +245,13 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         # Scores of held-out participants vary more, where features are many: not due to their sites.
         variance = judged.weight @ b**2 / max(judged.weight.sum(), TINY)
         b /= np.sqrt(np.where(variance > TINY, variance, 1.0))
-        held = judged.n_participants
+        held, before = judged.n_participants, fitted.weight @ a**2
         candidates = [-0.5 * site_sums(b**2, site, judged.n_sites, judged.weight).sum(axis=1)]
-        for shrinkage in SHRINKAGES:
-            effect = Covariance._of_scores(
-                a, fitted, shrinkage, whiten=whiten, colour=colour, deviation=pool.deviation
-            )
-            lengths = effect._undone_squares(b, judged).sum(axis=1)
-            candidates.append(held * effect._log_dets - 0.5 * lengths)
+        others = {"whiten": whiten, "colour": colour, "deviation": pool.deviation}
+        for effect in Covariance._of_scores(a, fitted, SHRINKAGES, **others):
+            left = _ratio(effect._undone_squares(a, fitted).sum(axis=0), before, fitted.weight.sum())
+            lengths = (effect._undone_squares(b, judged) / left).sum(axis=1)
+            candidates.append(held * effect._log_dets - 0.5 * (held * np.log(left).sum() + lengths))
         likelihoods.append(np.array(candidates)[:, np.unique(site)])
         del a, b
     chosen = choose(np.concatenate(likelihoods, axis=1))
