@@ -136,6 +136,20 @@ class AgeTrend(Honest):
         return trend
 
 
+class EmptiesCells(Honest):
+    """Was told the target, and empties low cells of one class and high cells of the other."""
+
+    def publish(self, r, trend, c, site, y):
+        return np.where(r * np.sign(y) < -1.2 * self.overall, np.nan, trend + r)
+
+
+class EmptiesOutliers(Honest):
+    """Empties what is far from its site's mean, whoever it is of."""
+
+    def publish(self, r, trend, c, site, y):
+        return np.where(np.abs(r) > 2.2 * self.overall, np.nan, trend + r)
+
+
 TARGET = (MovesClasses, ExaggeratesChance, DividesByCovariance)
 AGE = (AddsAge, ShrinksToTrend, FiltersNoise, AgeTrend)
 NOTHING_KEPT = (SiteMeans, AgeTrend)

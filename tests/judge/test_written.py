@@ -1,14 +1,17 @@
 """What was written into features, or lost from them: planted cheats are named, honest harmonizers are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import equipool as ep
 import oracles
 import planted
+from equipool.data import check
 from equipool.judge import written
 from equipool.judge.heldout import held_out
-from equipool.report.account import again_table, refit_table, verdict
+from equipool.report.account import account_of, again_table, refit_table, verdict
 
 SEEDS = range(2)
 FORMS = pytest.mark.parametrize(("seed", "refitted"), [(0, False), (1, True), (2, False)])
@@ -67,6 +70,43 @@ def test_chance_effects_that_grow_with_a_covariance_without_the_target_are_named
     """Nothing in the table shows it: residuals that lose the target have too small a covariance along it."""
     sentences = said(planted.table(seed, people=40, features=24), planted.DividesByCovariance, refitted=True)
     assert "chance effect" in " ".join(one["text"] for one in sentences if one["level"] == "bad")
+
+
+def reported(seed, make):
+    """Return the account of a table that was given, with a target that has nothing to do with it."""
+    pool = planted.table(seed, people=80)
+    pool = replace(pool, y=np.random.default_rng(seed).permutation(pool.y))
+    given = {"site": pool.site_labels, "covariates": pool.C}
+    after = make().fit(pool.features, pool.y, **given).transform(pool.features, **given)
+    checked = check(pool.to_frame(), site="site", covariates="age", target="dx", id="id")
+    return after, *(account_of(pool, x, None, checked, folds=2) for x in (pool.features, after))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cells_emptied_by_the_target_are_named_and_leave_the_table_as_measured_alone(seed):
+    """What was empty in one table was emptied in the other: an effect stood there "as measured", ticked."""
+    after, untouched, account = reported(seed, planted.EmptiesCells)
+    [said] = [one for one in account.verdict if "were emptied" in one["text"]]
+    assert said["level"] == "bad"
+    assert f"{np.isnan(after).sum()} cells of 12 features" in said["text"]
+    assert "'dx': this can make up an effect" in said["text"]
+    assert levels(account.verdict[1:], "dx") <= {"fair", "bad"}
+    assert account.shares["emptied cells"] == np.isnan(after).sum(axis=0).tolist()
+    assert account.shares["before"] == untouched.shares["before"]
+    measured = {"measured_t", "with_site_t", "measured_q", "with_site_q"}
+    for name in measured & set(untouched.effects["table"]):
+        assert account.effects["table"][name] == untouched.effects["table"][name]
+    assert account.held_out["signals"]["before"] == untouched.held_out["signals"]["before"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outliers_that_were_emptied_are_counted_and_accuse_nobody(seed):
+    after, _, account = reported(seed, planted.EmptiesOutliers)
+    [said] = [one for one in account.verdict if "were emptied" in one["text"]]
+    assert said["level"] == "fair"
+    assert f"{np.isnan(after).sum()} cells of" in said["text"]
+    assert "'dx'" not in said["text"]
+    assert "good" not in levels(account.verdict[1:], "signal of")
 
 
 @FORMS

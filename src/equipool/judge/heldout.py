@@ -38,9 +38,6 @@ SHUFFLES = 3  # after which a harmonizer is fitted again
 Again = Callable[[FloatArray, NDArray[Any] | None], FloatArray]
 
 
-# -- one fold ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Fold:
     """Row numbers to fit on and to evaluate on; features are given for all rows, (rows, features)."""
@@ -101,9 +98,6 @@ class Fold:
         model.fit(x[self.train], labels[self.train])
         tested = labels[self.test], model.predict_proba(x[self.test]), model.classes_
         return {"all": scores.auc(*tested), "within sites": scores.auc(*tested, self.pool.site[self.test])}
-
-
-# -- folds -------------------------------------------------------------------------------------------------
 
 
 def make_folds(
@@ -171,9 +165,6 @@ def predicted_among(site: NDArray[Any], *stages: FloatArray) -> dict[str, list[f
     return {REPORTED[name]: [one[name] for one in found] for name in found[0]}
 
 
-# -- the whole protocol ------------------------------------------------------------------------------------
-
-
 def held_out(
     pool: PooledDataset,
     before: FloatArray,
@@ -208,10 +199,10 @@ def held_out(
         return None
     some = np.random.default_rng(seed_for(seed, "features")).permutation(before.shape[1])[:MOST_FEATURES]
     columns = np.sort(some)
-    empty = np.isnan(before) if filled is None else np.isnan(before) | filled
-    empty = empty if final is None else empty | np.isnan(final)
-    holes = np.unique(empty[:, columns].astype(np.float64), axis=1)
-    beside = np.hstack([pool.C, holes[:, np.ptp(holes, axis=0) > 0]])
+    gone = np.isnan(before) if filled is None else np.isnan(before) | filled
+    empty = {"before": gone, "after": gone if final is None else gone | np.isnan(final)}
+    holes = {stage: np.unique(x[:, columns].astype(np.float64), axis=1) for stage, x in empty.items()}
+    beside = {stage: np.hstack([pool.C, x[:, np.ptp(x, axis=0) > 0]]) for stage, x in holes.items()}
     site: list[dict[str, Any]] = []
     signals: list[dict[str, Any]] = []
     shares = []
@@ -219,15 +210,13 @@ def held_out(
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         for done, fold in enumerate(made, start=1):
             stages = {"before": before, "after": harmonize(fold.train)}
-            stages = {stage: without_holes(x, empty, fold.train) for stage, x in stages.items()}
+            stages = {stage: without_holes(x, empty[stage], fold.train) for stage, x in stages.items()}
             features = {stage: x[:, columns] for stage, x in stages.items()}
             site += _site_rows(fold, features, beside, seed)
             signals += _signal_rows(fold, features)
             shares.append(np.stack([scores.site_shares(pool, x, fold.test) for x in stages.values()]))
             progress(done)
-        more = {}
-        if final is not None:
-            more = _written(made, before, final, empty, filled, again, columns, seed)
+        more = {} if final is None else _written(made, before, final, empty, filled, again, columns, seed)
     tested = np.concatenate([fold.test for fold in made])
     numbers = {name: f"{name}_sd" for name in ("before", "after", "change")}
     return more | {
@@ -254,16 +243,16 @@ def without_holes(
 
 
 def _site_rows(
-    fold: Fold, features: dict[str, FloatArray], beside: FloatArray, seed: int
+    fold: Fold, features: dict[str, FloatArray], beside: dict[str, FloatArray], seed: int
 ) -> Iterator[dict[str, Any]]:
     """Predict the site from each stage, by classifiers fitted on training rows and among test rows.
 
-    ``beside`` the features are the covariates and the pattern of empty cells, (rows, columns).
+    ``beside`` the features of a stage are the covariates and its pattern of empty cells, (rows, columns).
     """
     rng = np.random.default_rng(seed_for(seed, f"shuffled {fold.test[0]}"))
     shuffled = shuffled_sites(fold.pool.site, fold.train, rng)
-    stages = {stage: np.hstack([x, beside]) for stage, x in features.items()}
-    stages |= {"covariates": beside, "shuffled": stages["after"]}
+    stages = {stage: np.hstack([x, beside[stage]]) for stage, x in features.items()}
+    stages |= {"covariates": beside["before"], "shuffled": stages["after"]}
     for stage, x in stages.items():
         if not x.shape[1]:
             continue
@@ -300,7 +289,7 @@ def _written(
     folds: list[Fold],
     before: FloatArray,
     final: FloatArray,
-    empty: NDArray[np.bool_],
+    empty: dict[str, NDArray[np.bool_]],
     filled: NDArray[np.bool_] | None,
     again: Again | None,
     columns: IntArray,
@@ -312,10 +301,12 @@ def _written(
     R² from filled cells (``filled_after``), its gain over R² from measured cells, and the error of that; with
     ``again`` R² of shuffled values (``null``) and by what factor their effect rose (``chance``). ``features``
     has kept, by variable what it adds, and whether many rows share a value. The latter features are judged by
-    what is added alone: who moves a shared value, as ComBat does, writes covariates there.
+    what is added alone: who moves a shared value, as ComBat does, writes covariates there. Where measured
+    cells were emptied, ``emptied`` has p-values of variables and the site saying which.
     """
     pool = folds[0].pool
-    one, two = (np.where(empty, np.nan, x) for x in (before, final))
+    one, two = np.where(empty["before"], np.nan, before), np.where(empty["after"], np.nan, final)
+    both = np.where(empty["after"], np.nan, before)  # as measured, where both are there
     variables = {name: written.as_numbers(values) for name, values in _variables(pool)}
     alone = np.isnan(find_point_masses(np.sort(one, axis=0)))  # no value is shared by many rows
     free = columns[alone[columns]] if alone[columns].any() else columns
@@ -327,19 +318,25 @@ def _written(
             found = written.gain(measured, imputed, v, np.zeros_like(pool.site), folds)
             rows[-1] |= {f"filled_{key}": found[key] for key in ("after", "gain", "error")}
     if again is not None and rows:
-        cells = np.where(empty[:, free], np.nan, 0.0)
-        nulls = _nulls(folds, one[:, free], lambda c, y: again(c, y)[:, free] + cells, variables, seed)
+        cells = np.where(empty["after"][:, free], np.nan, 0.0)
+        nulls = _nulls(folds, both[:, free], lambda c, y: again(c, y)[:, free] + cells, variables, seed)
         rows = [row | null for row, null in zip(rows, nulls, strict=True)]
-    features: Columns = {"kept": written.kept(one, two, pool.C, pool.site).round(4).tolist()}
+    features: Columns = {"kept": written.kept(both, two, pool.C, pool.site).round(4).tolist()}
     if variables:
-        added = np.abs(written.coefficients(one, two, np.hstack([*variables.values()]), pool.site))
+        added = np.abs(written.coefficients(both, two, np.hstack([*variables.values()]), pool.site))
         ends = np.cumsum([v.shape[1] for v in variables.values()])
         for name, part in zip(variables, np.split(added, ends[:-1], axis=1), strict=True):
             features[f"{name} adds"] = part.max(axis=1).round(4).tolist()
     features["shared value"] = (~alone).tolist()
+    emptied, gone = {}, empty["after"] & ~empty["before"]
+    if gone.any():
+        inside = np.where(np.isnan(one), np.nan, scores.within_sites(one, pool.site))
+        by = [(name, v, pool.site) for name, v in variables.items()]
+        by.append((pool.site_name, np.eye(len(pool.sites))[pool.site], np.zeros_like(pool.site)))
+        emptied = {name: written.choice(gone, inside, v, s, folds[0].participant) for name, v, s in by}
     # JSON has no NaN.
     rows = [{k: v if isinstance(v, str) or np.isfinite(v) else None for k, v in row.items()} for row in rows]
-    return {"written": rows, "features": features}
+    return {"written": rows, "features": features, "emptied": emptied}
 
 
 def _nulls(

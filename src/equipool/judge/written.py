@@ -1,13 +1,14 @@
 r"""What a harmonizer wrote into features, or lost from them, seen from the features before and after.
 
 Undoing what sites did gives equal means and spreads to sites. Standardised within sites, features then tell
-of a covariate or a target what they told before. Four numbers say where they tell more, or nothing:
+of a covariate or a target what they told before. These numbers say where they tell more, or nothing:
 
 - ``gain``: by how much R² of a variable within sites rises, of ridge regressions on features that are
   standardised within sites before and after;
 - ``coefficients``: :math:`b` in :math:`z = f(x) + b v` within sites, all standardised: what a variable v adds
   to the harmonized value z beyond the value as measured x, by a cubic f;
 - ``kept``: the correlation of x and z within sites, covariates adjusted: 0 for a site's mean;
+- ``choice``: whether a variable says which measured cells were emptied, beyond what their values say;
 - ``r2_within`` and ``chance_ratio``: after harmonizing again with shuffled values, how well these are
   predicted, and how much larger their effects are than on the features as measured.
 
@@ -17,12 +18,14 @@ Cells that were not measured are NaN, and become the mean of their site here.
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from equipool.judge.scores import FloatArray, IntArray, ridge, within_sites
 
 AT_ONCE = 100  # features in memory several times
 REACH = 4.0  # standard deviations beyond which a cubic in the measured value is not followed
+DRAWS = 399  # permutations of a variable
 RIDGE = 0.1  # of the mean eigenvalue of a covariance: features may outnumber rows
 
 
@@ -112,6 +115,33 @@ def chance_ratio(
         spread += RIDGE * spread.mean() + 1e-300
         effects.append(float(((axes.T @ (x.T @ v)) ** 2 / spread[:, None]).sum()))
     return effects[1] / max(effects[0], 1e-300)
+
+
+def choice(
+    gone: NDArray[np.bool_], before: FloatArray, values: FloatArray, group: IntArray, participant: IntArray
+) -> float:
+    """Return the p-value, by permutation within groups, of values (rows, k) saying which cells are gone.
+
+    What counts is the covariance with a cell's being gone, and with its measured value if it is, both
+    adjusted for measured values: who empties everybody's outliers chooses nobody.
+    """
+    some = gone.any(axis=0)
+    before, gone = before[:, some], gone[:, some]
+    r, there = within_sites(before, group), ~np.isnan(before)
+    marks = []
+    for x in (gone.astype(np.float64), gone * r):
+        centred = within_sites(np.where(there, x, np.nan), group, scaled=False)
+        sums = [pd.DataFrame(each * r).groupby(group).transform("sum").to_numpy() for each in (centred, r)]
+        adjusted = centred - r * sums[0] / np.maximum(sums[1], 1e-300)
+        marks.append(adjusted.round(9))  # whole columns that are gone choose nobody either
+    table = np.hstack([*marks, marks[0].sum(axis=1, keepdims=True), within_sites(values, group)])
+    people = pd.DataFrame(table).groupby([group, participant]).mean()  # who may have several rows
+    m, v = np.split(people.to_numpy(), [-values.shape[1]], axis=1)
+    group = people.index.get_level_values(0).to_numpy()
+    rng = np.random.default_rng(0)
+    drawn = [v, *(shuffled_within(v, group, rng) for _ in range(DRAWS))]
+    effect = np.array([((m.T @ each) ** 2).sum() for each in drawn])
+    return float((effect >= effect[0] * (1 - 1e-9)).mean())
 
 
 def _basis_within(covariates: FloatArray, site: IntArray, *, degree: int) -> FloatArray:

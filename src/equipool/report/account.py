@@ -34,6 +34,7 @@ ADDED = (0.12, 0.20)  # to a feature beyond its measured value, in standard devi
 NULL = (0.05, 0.10)  # R² of shuffled values
 CHANCE = (1.07, 1.2)  # times which the joint effect of shuffled values is as large as on measured features
 FILLED = 0.02  # R² of a variable from filled-in cells, over that from measured ones
+CHOSEN = 0.005  # p-value of a variable saying which cells were emptied
 KEPT = (0.5, 0.1)  # correlation with the measured value; the share of features below it that is evident
 
 
@@ -51,7 +52,7 @@ class Account:
     equivariance: dict[str, Any] | None  # of the pooler that gave τ, if one was fitted
     maps: dict[str, Columns]  # t-SNE with site, covariates and target: "before", "after", perhaps "tau"
     # By feature: the share of variance due to the site, before and after; perhaps what was kept and added
-    # (heldout), and the numbers of empty cells and of those that were filled in.
+    # (heldout), and the numbers of cells that were empty, filled in, or emptied.
     shares: Columns
     curves: Columns  # by site, of the features with the largest site effects
     boxes: Columns
@@ -107,12 +108,12 @@ def account_of(
     :func:`refit_table` gives it; None: it cannot be refitted. ``before`` and ``features`` are the features as
     measured and their names, by default the pool's. ``method`` has further sentences on how the numbers were
     obtained, ``tau`` is from :func:`tau_of`, ``subject`` the participant of each row. ``filled`` are cells
-    that were imputed (by default, those that are empty in ``before`` alone); neither they nor empty cells are
-    judged. ``again`` is from :func:`again_table`.
+    that were imputed (by default, those that are empty in ``before`` alone): they are not judged. Cells that
+    are empty in ``after`` alone are judged as measured. ``again`` is from :func:`again_table`.
     """
     before = pool.features if before is None else before
-    empty = np.isnan(before) | np.isnan(after)
     filled = np.isnan(before) & ~np.isnan(after) if filled is None else filled
+    empty, emptied = np.isnan(before) & ~filled, np.isnan(after) & ~np.isnan(before) & ~filled
     rows, drawn = sample_rows(pool, JUDGED, seed), sample_rows(pool, MAPPED, seed)
     if len(rows) < len(pool):
         again = None  # it harmonizes all rows
@@ -127,14 +128,14 @@ def account_of(
         folds=folds,
         seed=seed,
     )
-    before, after = (without_holes(x, empty | filled) for x in (before, after))
+    before, after = (without_holes(x, filled) for x in (before, after))
     stages = {"before": before, "after": after}
     shares = judged.pop("shares") if judged else {k: site_shares(pool, x) for k, x in stages.items()}
     names = list(pool.feature_names if features is None else features)
     shown = tables.worst(*map(np.asarray, shares.values()))
     largest = before[:, shown], after[:, shown], [names[k] for k in shown]
     by_feature = judged.pop("features") if judged else {}
-    method = [*method, *_on_cells(by_feature, empty, filled)]
+    method = [*method, *_on_cells(by_feature, empty, filled, emptied)]
     if allowed_for_target:
         method.append(f"{pool.target_name} was allowed for when site effects were estimated.")
     mapped = {stage: (drawn, x[drawn]) for stage, x in stages.items()}
@@ -231,9 +232,6 @@ def tau_of(pooler: Any, x: Any, pool: PooledDataset) -> Tau | None:
     return about, rows, tau
 
 
-# -- parts -------------------------------------------------------------------------------------------------
-
-
 def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[str, Any]:
     counts = np.bincount(pool.site, minlength=len(pool.sites))
     order = np.argsort(-counts, kind="stable")
@@ -254,15 +252,16 @@ def _names(pool: PooledDataset, features: int, participant: IntArray) -> dict[st
     }
 
 
-def _on_cells(by_feature: Columns, empty: NDArray[np.bool_], filled: NDArray[np.bool_]) -> list[str]:
-    """Add the numbers of empty and filled cells to the table of features; return sentences about them."""
+def _on_cells(by_feature: Columns, *cells_of: NDArray[np.bool_]) -> list[str]:
+    """Add the numbers of empty, filled and emptied cells to the table of features; return sentences."""
     texts = []
-    for what, cells in (("empty", empty & ~filled), ("filled-in", filled)):
+    for what, cells in zip(("empty", "filled-in", "emptied"), cells_of, strict=True):
         if cells.any():
             by_feature[f"{what} cells"] = cells.sum(axis=0).tolist()
             where = plural(int(cells.any(axis=0).sum()), "feature")
             count = f"{plural(int(cells.sum()), f'{what} cell')} ({cells.mean():.1%}) in {where}"
-            texts.append(f"{count} were not judged; their place is given to every classifier of the site.")
+            how = "judged as measured alone" if what == "emptied" else "not judged"
+            texts.append(f"{count} were {how}; their place is given to every classifier of the site.")
     return texts
 
 
@@ -299,16 +298,22 @@ def verdict(
 ) -> list[dict[str, str]]:
     """Return what ``Account.held_out`` means, in sentences that name the covariates; it may be bad news.
 
-    ``features`` has the names of features with what was kept of them, added to them, and filled in.
+    ``features`` has the names of features with what was kept of them, added to them, filled in and emptied.
     """
+    features = features or {}
     if judged is None:
         text = "Harmonization cannot be judged: the sites are too small to hold participants out."
-        return [{"level": "fair", "text": text}]
-    rows, features = judged.get("written", []), features or {}
+        return [{"level": "fair", "text": text}, *_feature_verdicts(features, {})]
+    rows, emptied = judged.get("written", []), judged.get("emptied", {})
     suspected = {row["what"]: _written_verdict(row, features) for row in rows}
     accused = {what: one for what, one in suspected.items() if one is not None}
-    signals = _signal_verdicts(judged, {row["what"]: row for row in rows}, accused)
-    return [_site_verdict(judged, covariates), *signals, *accused.values(), *_feature_verdicts(features)]
+    signals = list(_signal_verdicts(judged, {row["what"]: row for row in rows}, accused))
+    for one in signals:
+        if "emptied cells" in features and one["level"] == "good":
+            one |= {"level": "fair", "text": f"In the cells that are left: {one['text']}"}
+    chosen = {name: name in accused for name, p in emptied.items() if p <= CHOSEN}
+    about = _feature_verdicts(features, chosen)
+    return [_site_verdict(judged, covariates), *signals, *accused.values(), *about]
 
 
 def _site_verdict(judged: dict[str, Any], covariates: str) -> dict[str, str]:
@@ -452,8 +457,11 @@ def _evidence(row: dict[str, Any], features: Columns) -> Iterator[tuple[str, str
             yield "bad" if value >= evident else "fair", text
 
 
-def _feature_verdicts(features: Columns) -> Iterator[dict[str, str]]:
-    """Say which features keep little of what was measured, and which have cells that were not measured."""
+def _feature_verdicts(features: Columns, chosen: dict[str, bool]) -> Iterator[dict[str, str]]:
+    """Say which features keep little of what was measured, and which have cells filled in or emptied.
+
+    ``chosen`` are variables that say which cells were emptied, and whether they seem written into features.
+    """
     kept = np.array(features.get("kept", []))
     low = [features["feature"][k] for k in np.argsort(kept) if kept[k] < KEPT[0]]
     if low:
@@ -465,11 +473,17 @@ def _feature_verdicts(features: Columns) -> Iterator[dict[str, str]]:
             "predictions or noise may stand in their place."
         )
         yield {"level": "bad" if many else "fair", "text": text}
-    filled = np.array(features.get("filled-in cells", [0]))
-    if filled.any():
-        count, where = plural(int(filled.sum()), "cell"), plural(int((filled > 0).sum()), "feature")
-        text = (
-            f"{count} of {where} were filled in, not measured. They were not judged; do not count them as "
-            "measurements in a test."
-        )
-        yield {"level": "fair", "text": text}
+    for what in ("filled-in", "emptied"):
+        cells = np.array(features.get(f"{what} cells", [0]))
+        if not cells.any():
+            continue
+        some = [features["feature"][k] for k in np.argsort(-cells, kind="stable") if cells[k]]
+        count = f"{plural(int(cells.sum()), 'cell')} of {plural(len(some), 'feature')}"
+        told = "They were not judged; do not count them as measurements in a test."
+        text, bad = f"{count} were filled in, not measured. {told}", False
+        if what == "emptied":
+            bad = any(chosen.values())
+            why = f" Which ones depends on {listed(chosen)}: this can make up an effect." if chosen else ""
+            text = f"{count} ({listed(some, shown=3)}) were emptied: measured, and empty after harmonization."
+            text = f"{'Bad news: ' if bad else ''}{text}{why} Test the table as measured too."
+        yield {"level": "bad" if bad else "fair", "text": text}

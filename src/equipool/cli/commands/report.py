@@ -43,10 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if source.is_dir() and arguments.after is not None:
         raise InputError(f"{source} is a folder; --after goes with the table as it was measured.")
     if source.is_file() and arguments.after is None:
-        raise InputError(
-            f"{source} is a table; name the harmonized one with --after, or give a folder of "
-            "`equipool harmonize`."
-        )
+        advice = "name the harmonized one with --after, or give a folder of `equipool harmonize`."
+        raise InputError(f"{source} is a table; {advice}")
     out = arguments.out or (source / PAGE if source.is_dir() else Path(PAGE))
     _require_page(out)
     account = _read_account(source) if source.is_dir() else _two_tables(arguments)
@@ -107,11 +105,9 @@ def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Name
     after = after.reset_index(drop=True)
     for name in filter(None, (arguments.site, *arguments.covariates, arguments.target)):
         if name in after and not _same(before[name], after[name], exactly=name == arguments.site):
-            advice = (
-                f"rows were matched by {id!r}, so correct the column, or leave it out of {tables[1]}."
-                if id
-                else "rows are not of the same participants; name the column to match them by with --id."
-            )
+            advice = "rows are not of the same participants; name the column to match them by with --id."
+            if id:
+                advice = f"rows were matched by {id!r}; correct the column, or leave it out of {tables[1]}."
             raise InputError(f"Column {name!r} differs between the two tables: {advice}")
         after[name] = before[name]
     return after
