@@ -293,10 +293,10 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             unchanged |= ((index < 0) | (index == self._reference))[:, None]
         result = x.copy()
         result[:, self.harmonized_] = self._in_units(harmonized)
-        # Below half of the least value of a positive feature, as an exponential that stays above 0.
+        # Below half of the least value of a positive feature, as a hyperbola that stays above 0.
         low = (result < self.floor_) & (x > 0) & (self.floor_ > 0)
         floor = np.broadcast_to(self.floor_, x.shape)[low]
-        result[low] = floor * np.exp((result[low] - floor) / floor)
+        result[low] = floor / (2 - result[low] / floor)
         np.copyto(result, x, where=unchanged)
         return _like(X, self._imputed(result, harmonized))
 
