@@ -189,12 +189,35 @@ def test_a_target_is_allowed_for_on_request_alone_and_that_is_said(
     assert main([*call, str(tmp_path / "blind")]) == 0
     assert "allowed for" not in capsys.readouterr().err
     assert main([*call, str(tmp_path / "told"), "--keep-target"]) == 0
-    assert "dx allowed for (--keep-target)" in capsys.readouterr().err
-    assert given == [(False, False), (True, True)]
-    for name, allowed in {"blind": None, "told": "dx"}.items():
+    assert "dx was given, but held-out participants gave no reason to allow" in capsys.readouterr().err
+    monkeypatch.setattr("equipool.sites.volume_model.with_target_if_likely", lambda z, design: design)
+    assert main([*call, str(tmp_path / "allowed"), "--keep-target"]) == 0
+    assert "dx was allowed for when" in capsys.readouterr().err
+    assert given == [(False, False), (True, True), (True, True)]
+    for name, entered in {"blind": (None, None), "told": ("dx", None), "allowed": ("dx", "dx")}.items():
         about = json.loads((tmp_path / name / "statmaps" / "dx_harmonized_statmap.json").read_text())
-        assert about["TargetAllowedForInHarmonizing"] == allowed
-        assert json.loads((tmp_path / name / "summary.json").read_text())["keep_target"] is (allowed == "dx")
+        assert (about["TargetGivenToHarmonizing"], about["TargetAllowedForInHarmonizing"]) == entered
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["keep_target"] is (entered[0] == "dx")
+        assert summary["target_allowed_for"] is (entered[1] == "dx")
+
+
+def test_the_report_refits_with_the_seed_and_says_whether_the_target_entered(
+    brain_folder, tmp_path, monkeypatch
+):
+    seeds, fit = [], ep.ImageHarmonizer.fit
+
+    def spy(model, *given, **more):
+        seeds.append(model.random_state)
+        return fit(model, *given, **more)
+
+    monkeypatch.setattr(ep.ImageHarmonizer, "fit", spy)
+    out = tmp_path / "out"
+    call = ["harmonize", str(brain_folder), *ROLES, "--keep-target", "--seed", "3", "--out", str(out)]
+    assert main(call) == 0
+    assert len(seeds) > 1
+    assert set(seeds) == {3}
+    assert "dx was given, but held-out participants" in (out / "report.html").read_text()
 
 
 def test_the_report_holds_readings_and_maps(harmonized):

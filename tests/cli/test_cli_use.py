@@ -181,12 +181,13 @@ def test_apply_takes_the_site_column_of_the_fit(here, capsys):
 # -- nothing made up ---------------------------------------------------------------------------------------
 
 
-def gappy():
-    """Write a table with empty cells; return it."""
+def gappy(effect=0.0):
+    """Write a table with empty cells and perhaps an effect of the disease; return it."""
     rng = np.random.default_rng(1)
     people = pd.DataFrame({"id": [f"p{k}" for k in range(120)], "site": np.repeat(["a", "b", "c"], 40)})
     people["age"], people["dx"] = rng.uniform(20, 80, 120), rng.permutation(np.repeat(["AD", "CN"], 60))
     x = rng.normal(100, 10, (120, 4)) + 5 * (people["site"] == "a").to_numpy()[:, None]
+    x += effect * (people["dx"] == "AD").to_numpy()[:, None]
     people[[f"x{k}" for k in range(4)]] = np.where(rng.random(x.shape) < 0.1, np.nan, x)
     people.to_csv("table.csv", index=False)
     return people
@@ -240,9 +241,17 @@ def test_a_target_is_for_judging_and_fits_on_request_alone(here, monkeypatch, ca
     given.clear()
     assert main("harmonize table.csv --keep-target --out told".split()) == 0
     assert set(given) == {True}  # also where it is refitted for the report
-    assert "dx allowed for (--keep-target)" in capsys.readouterr().err
-    assert "dx was allowed for" in (here / "told/report.html").read_text()
-    assert json.loads((here / "told/summary.json").read_text())["keep_target"] is True
+    asked = {"told": ("dx was given, but held-out participants gave no reason to allow for it", False)}
+    gappy(effect=20.0)
+    assert main("harmonize table.csv --keep-target --out allowed".split()) == 0
+    asked["allowed"] = ("dx was allowed for when site effects were estimated", True)
+    said = capsys.readouterr().err
+    for name, (words, entered) in asked.items():
+        summary = json.loads((here / name / "summary.json").read_text())
+        assert (summary["keep_target"], summary["target_allowed_for"]) == (True, entered)
+        assert words in said
+        assert words in (here / name / "report.html").read_text()
+        assert ("dx was allowed for" in (here / name / "report.html").read_text()) is entered
 
 
 def test_apply_estimates_what_is_missing_on_request_alone(here, capsys):
@@ -257,7 +266,13 @@ def test_apply_estimates_what_is_missing_on_request_alone(here, capsys):
     assert not (here / "new").exists()
     assert main("apply fitted new.csv --out new --infer".split()) == 0
     assert "estimated from the features (--infer)" in capsys.readouterr().err
-    assert "--infer" in (here / "new/report.html").read_text()
+    assert (
+        "Estimated from the features (--infer), which costs precision: the site, age."
+        in (here / "new/report.html").read_text()
+    )
+    assert main("apply fitted table.csv --out whole --infer".split()) == 0
+    assert "stimated from the features" not in capsys.readouterr().err
+    assert "stimated from the features" not in (here / "whole/report.html").read_text()
 
 
 def test_apply_says_which_rows_and_sites_the_fit_has_not_seen(here, capsys):

@@ -97,7 +97,7 @@ def test_the_volumes_it_is_fitted_on_decide(pool, harmonizer):
     np.testing.assert_array_equal(
         alone.transform(volumes[rows], **given).read(), harmonizer.transform(volumes[rows], **given).read()
     )
-    assert set(harmonizer.choices_) == {"curvature", "intensity"}
+    assert set(harmonizer.choices_) == {"curvature", "intensity", "target"}
     assert harmonizer.sites_.tolist() == ["A", "B"]
 
 

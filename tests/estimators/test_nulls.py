@@ -6,7 +6,9 @@ from scipy.ndimage import gaussian_filter
 
 import equipool as ep
 from equipool.data.volumes import Volumes
+from equipool.exceptions import InputError
 from equipool.judge.statmaps import stat_map
+from forging import forged_facts
 
 SHUFFLES = 8
 N = 240
@@ -106,8 +108,34 @@ def test_a_target_is_allowed_for_only_if_that_is_asked_for():
     given = {"site": SITE, "covariates": age[:, None]}
     blind = ep.SiteHarmonizer().fit(x, **given).transform(x, **given)
     assert (ep.SiteHarmonizer().fit(x, target, **given).transform(x, **given) == blind).all()
-    told = ep.SiteHarmonizer(keep_target=True).fit(x, target, **given).transform(x, **given)
+    model = ep.SiteHarmonizer(keep_target=True).fit(x, target, **given)
+    told = model.transform(x, **given)
     assert not np.allclose(told, blind)
+    assert model.choices_["target"] is True
+    assert ep.SiteHarmonizer().fit(x, target, **given).choices_["target"] is False
     # Sites differ in their share of patients: allowed for, this is not taken for what the sites do.
     apart = [np.mean([v[s == SITE].mean() for s in "c"]) - v[SITE == "a"].mean() for v in (told, blind)]
     assert abs(apart[0]) > abs(apart[1])
+
+
+@pytest.mark.parametrize("effect", [0.0, 12.0])
+def test_whether_a_target_was_allowed_for_is_said_and_saved(effect, tmp_path):
+    """A target that is given and means nothing does not enter."""
+    rng = np.random.default_rng(2)
+    x, age = table(rng)
+    target = shuffled(rng)
+    x[target == "AD", :10] += effect  # of all voxels, it would be taken for the gain
+    cube = Volumes(np.ones((4, 5, 1), dtype=bool), np.eye(4), (), 100 + x, np.arange(N), None)
+    for kind, values in ((ep.SiteHarmonizer, x), (ep.ImageHarmonizer, cube)):
+        model = kind(keep_target=True).fit(values, target, site=SITE, covariates=age[:, None])
+        folder = model.save(tmp_path / kind.__name__)
+        assert model.choices_["target"] is bool(effect)
+        assert ep.load(folder).choices_ == model.choices_
+        forged_facts(folder, _with_another_answer)
+        with pytest.raises(InputError, match=r"is damaged: .*allowed_for_target"):
+            ep.load(folder)
+
+
+def _with_another_answer(facts):
+    facts["learned"]["model_"]["allowed_for_target"] = "yes"
+    return facts

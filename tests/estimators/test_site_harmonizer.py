@@ -260,6 +260,24 @@ def test_values_that_many_share_stay_what_they_are():
     assert not np.isclose(found[~zero, 1], x[~zero, 1]).any()
 
 
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value encountered in scalar divide")
+@pytest.mark.parametrize("settings", [{}, {"infer": True}, {"missing": "impute"}, {"keep_target": True}])
+@pytest.mark.parametrize("kind", ["constant", "point mass"])
+def test_a_table_without_anything_to_harmonize_passes_through_unchanged(kind, settings, tmp_path):
+    """Also with covariates, which scikit-learn's regression on no features refused."""
+    rng = np.random.default_rng(0)
+    x = np.where((rng.random((100, 1)) < 0.9) | (kind == "constant"), 0.0, rng.random((100, 1)))
+    given = {"site": np.repeat(["a", "b"], 50), "covariates": rng.normal(size=(100, 2))}
+    model = ep.SiteHarmonizer(unseen_site="adapt", **settings).fit(x, rng.integers(0, 2, 100), **given)
+    for one in (model, ep.load(model.save(tmp_path / "model"))):
+        for sites in (given["site"], ["new"] * 100):
+            assert (one.transform(x, **{**given, "site": sites}) == x).all()
+    if model.infer:
+        assert (model.transform(x) == x).all()
+    assert not model.harmonized_.any()
+    assert model.choices_["target"] is False
+
+
 def test_visits_of_one_person_count_as_one(truth):
     """Every row of one site ten times over is no more evidence than once."""
     pool = truth.pool

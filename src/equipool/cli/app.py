@@ -1,11 +1,11 @@
 """The command line: ``main`` reads a call and runs the module of its command in ``equipool.cli.commands``."""
 
-import argparse
 import importlib
 import io
 import os
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that lacks a sign (η, ✗) shows a question mark rather than failing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    arguments = argparse.Namespace(go_on="")
+    arguments = Namespace(go_on="")
     try:
         arguments = parse(argv)
         status = _run(arguments)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Return a call's arguments: its flags, then what a config file says, then defaults."""
     parser, commands = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: Namespace) -> int:
     """Run a command; warnings of equipool are printed as sentences, without their line of code."""
     usual = warnings.showwarning
 

@@ -1,8 +1,8 @@
 """What `harmonize` and `apply` write: a table like the source, or a BIDS derivative with codes and t-maps."""
 
-import argparse
 import re
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from equipool.data.bids import KEY, as_label, image_path, is_bids_name, parse_na
 from equipool.data.nifti import read_volume, write_volume
 from equipool.data.tables import table_kind, write_table
 from equipool.data.volumes import Volumes
+from equipool.estimators import ImageHarmonizer, SiteHarmonizer
 from equipool.exceptions import InputError
 from equipool.files import write_json
 from equipool.judge.statmaps import FDR, BoolArray, StatMap, detection, stat_map
@@ -27,7 +28,7 @@ BASELINE = "as measured, site intercepts"
 
 
 def write_harmonized(
-    arguments: argparse.Namespace, folder: Path, frame: pd.DataFrame, features: pd.DataFrame
+    arguments: Namespace, folder: Path, frame: pd.DataFrame, features: pd.DataFrame
 ) -> tuple[str, dict[str, Any]]:
     """Write a table with harmonized features in the format of the source, uncompressed.
 
@@ -132,7 +133,7 @@ def write_participants(
 
 
 def write_statmaps(
-    arguments: argparse.Namespace, new: Path, rows: pd.DataFrame, volumes: Volumes, places: pd.DataFrame
+    arguments: Namespace, new: Path, rows: pd.DataFrame, volumes: Volumes, places: pd.DataFrame, allowed: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write t-maps before and after with their picture; return their counts of voxels, and views.
 
@@ -168,7 +169,7 @@ def write_statmaps(
         strict, fdr = int(one.significant().sum()), int(by_fdr.sum())
         counts["significant"][name], counts["significant_fdr"][name] = strict, fdr
         counts["rms_t"][name] = float(np.sqrt((one.t[one.tested] ** 2).mean())) if one.tested.any() else 0.0
-        write_json(out / f"{stem}_statmap.json", _sidecar(arguments, name, one))
+        write_json(out / f"{stem}_statmap.json", _sidecar(arguments, name, one, allowed))
         true = ""
         if truth:
             counts["truth"][name] = detection(one, *truth, **FDR)._asdict()
@@ -185,7 +186,7 @@ def write_statmaps(
     return counts, statmap_pictures(honest, *drawn[1:], column)
 
 
-def _truth(arguments: argparse.Namespace, volumes: Volumes) -> tuple[BoolArray, BoolArray] | None:
+def _truth(arguments: Namespace, volumes: Volumes) -> tuple[BoolArray, BoolArray] | None:
     """Return which voxels the disease changes and which it does not, if `equipool simulate` made them."""
     folder = arguments.table / "derivatives" / "truth"
     files = [folder / f"{name}.nii.gz" for name in ("affected", "unaffected")]
@@ -198,7 +199,7 @@ def _truth(arguments: argparse.Namespace, volumes: Volumes) -> tuple[BoolArray, 
     return inside if all(where.any() for where in inside) else None
 
 
-def _sidecar(arguments: argparse.Namespace, name: str, one: StatMap) -> dict[str, Any]:
+def _sidecar(arguments: Namespace, name: str, one: StatMap, allowed: bool) -> dict[str, Any]:
     """Return what a t-map is of, for the JSON file beside it."""
     return {
         "Values": name.partition(",")[0],
@@ -208,11 +209,23 @@ def _sidecar(arguments: argparse.Namespace, name: str, one: StatMap) -> dict[str
         "SiteIntercepts": name != "as measured",
         "Participants": one.n,
         "DegreesOfFreedom": one.df,
-        "TargetAllowedForInHarmonizing": arguments.target if arguments.keep_target else None,
+        "TargetGivenToHarmonizing": arguments.target if arguments.keep_target else None,
+        "TargetAllowedForInHarmonizing": arguments.target if allowed else None,
     }
 
 
-def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFrame:
+def say_of_target(arguments: Namespace, harmonizer: SiteHarmonizer | ImageHarmonizer) -> list[str]:
+    """Say whether the target entered the fit; return that for the report, nothing without --keep-target."""
+    if not arguments.keep_target:
+        return []
+    what = "was given, but held-out participants gave no reason to allow for it"
+    what = "was allowed for" if harmonizer.choices_["target"] else what
+    text = f"{arguments.target} {what} when site effects were estimated."
+    say(f"equipool: {text}")
+    return [text]
+
+
+def rows_of_map(arguments: Namespace, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with a value; refuse a column that no t-map can be of, before hours of training."""
     require_columns(frame, [arguments.statmap])
     rows = frame[[label is not None for label in parse_labels(frame[arguments.statmap])]]
@@ -225,7 +238,7 @@ def rows_of_map(arguments: argparse.Namespace, frame: pd.DataFrame) -> pd.DataFr
     return rows
 
 
-def _map(arguments: argparse.Namespace, rows: pd.DataFrame, values: Any, *, sites: bool = True) -> StatMap:
+def _map(arguments: Namespace, rows: pd.DataFrame, values: Any, *, sites: bool = True) -> StatMap:
     """Return the map of some rows; the other covariates are adjusted, and each participant counts once."""
     site = rows[arguments.site] if sites else None
     covariates = rows[[column for column in arguments.covariates if column != arguments.statmap]]

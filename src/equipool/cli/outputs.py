@@ -1,11 +1,11 @@
 """Folders that commands write: new ones, or earlier ones of the same command, and no others."""
 
-import argparse
 import glob
 import hashlib
 import json
 import os
 import shutil
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from equipool.files import read_json, write_json
 BESIDE = "name go_on config no_guess table out jobs dry_run fresh json no_report".split()
 
 
-def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None) -> None:
+def check_out(arguments: Namespace, facts: dict[str, Any] | None = None) -> None:
     """Refuse a folder that holds anything but an earlier result of the command.
 
     That must be of the same ``facts``, which its marker holds; a command without facts needs --force.
@@ -43,7 +43,7 @@ def check_out(arguments: argparse.Namespace, facts: dict[str, Any] | None = None
 
 @contextmanager
 def whole_or_nothing(
-    arguments: argparse.Namespace, facts: dict[str, Any], earlier: Sequence[str] = ()
+    arguments: Namespace, facts: dict[str, Any], earlier: Sequence[str] = ()
 ) -> Iterator[Path]:
     """Give a folder to write into, whose files take their places in --out when all of them are there.
 
@@ -85,7 +85,7 @@ def whole_or_nothing(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any) -> None:
+def announce(arguments: Namespace, written: dict[str, Any], **more: Any) -> None:
     """Say what was written, or would be; with --json as one JSON object with ``more``, for scripts."""
     if getattr(arguments, "json", False):
         print(json.dumps({**written, **more}, ensure_ascii=False, default=str))
@@ -95,7 +95,7 @@ def announce(arguments: argparse.Namespace, written: dict[str, Any], **more: Any
         print(f"{name.capitalize() + ':':<{width}}{what}")
 
 
-def facts_of(arguments: argparse.Namespace, frame: pd.DataFrame) -> dict[str, Any]:
+def facts_of(arguments: Namespace, frame: pd.DataFrame) -> dict[str, Any]:
     """Return what decides a result, so that it is never taken for one of other data or options."""
     call = {name: value for name, value in vars(arguments).items() if name not in BESIDE}
     call = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in call.items()}

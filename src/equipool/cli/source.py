@@ -1,7 +1,7 @@
 """The rows of a call: from a table, a table with a column of images, or a folder of images."""
 
-import argparse
 import shlex
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Source(NamedTuple):
     subject: NDArray[Any] | None  # the participant of each row, where some have several
 
 
-def read_source(arguments: argparse.Namespace) -> Source:
+def read_source(arguments: Namespace) -> Source:
     """Read the table or folder of a call, and check that its sites can be pooled."""
     frame, images = read_rows(arguments)
     inputs = Inputs.from_frame(frame, site=arguments.site, images=images, **roles(arguments))
@@ -42,7 +42,7 @@ def read_source(arguments: argparse.Namespace) -> Source:
 
 
 def read_rows(
-    arguments: argparse.Namespace, *, fits: bool = True, fitted_site: str | None = None
+    arguments: Namespace, *, fits: bool = True, fitted_site: str | None = None
 ) -> tuple[pd.DataFrame, str | None]:
     """Return the table and the column of images' paths, or ``None`` where there are none.
 
@@ -82,14 +82,14 @@ def read_rows(
     return frame.reset_index(drop=True), images
 
 
-def roles(arguments: argparse.Namespace) -> dict[str, Any]:
+def roles(arguments: Namespace) -> dict[str, Any]:
     """Return the roles of columns beside the site, as the Python interface takes them."""
     names = ("covariates", "target", "id", "features", "task")
     ignore = [name for name in (*arguments.ignore, arguments.subject) if name]
     return {**{name: getattr(arguments, name) for name in names}, "ignore": ignore}
 
 
-def _take_roles(arguments: argparse.Namespace, columns: Iterable[str], fits: bool) -> dict[str, Any]:
+def _take_roles(arguments: Namespace, columns: Iterable[str], fits: bool) -> dict[str, Any]:
     """Guess the roles that a call leaves open and set them; return them. ``none`` leaves a role empty."""
     columns = [str(name) for name in columns]
     given = {role: getattr(arguments, role) for role in ROLES}
@@ -122,7 +122,7 @@ def _refuse_reused_ids(site: str, id: str | None, frame: pd.DataFrame) -> None:
         )
 
 
-def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
+def _take_visits(arguments: Namespace, frame: pd.DataFrame, guessed: dict[str, Any]) -> None:
     """Take a guessed id that several rows have for that of participants with visits; say what was guessed."""
     if "id" in guessed and not frame[guessed["id"]].is_unique:
         arguments.subject, arguments.id = arguments.id, None
@@ -143,7 +143,7 @@ def _take_visits(arguments: argparse.Namespace, frame: pd.DataFrame, guessed: di
         )
 
 
-def _leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
+def _leave_out(arguments: Namespace, frame: pd.DataFrame) -> None:
     """Ignore columns of numbers without a role whose names say that they measure nothing; say which."""
     taken = {arguments.site, *arguments.covariates, arguments.target, arguments.id, arguments.subject}
     free = [name for name in frame if name not in {*taken, *arguments.ignore}]
@@ -161,7 +161,7 @@ def _leave_out(arguments: argparse.Namespace, frame: pd.DataFrame) -> None:
     arguments.ignore = [*arguments.ignore, *counts, *like_roles]
 
 
-def _read_folder(arguments: argparse.Namespace) -> pd.DataFrame:
+def _read_folder(arguments: Namespace) -> pd.DataFrame:
     """Return the images of a folder with the rows of its table."""
     if arguments.images:
         what = f"--images names a column of a table, and {arguments.table} is a folder of images"

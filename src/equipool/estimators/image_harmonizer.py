@@ -64,8 +64,8 @@ class ImageHarmonizer(Harmonizer):
     sites_, covariates_, mask_, affine_mm_
         The sites, covariates and grid of the fit.
     choices_
-        What was chosen on held-out participants: the trend's ``curvature`` penalty, and whether what
-        scanners do to ``intensity`` is undone.
+        What was chosen on held-out participants: the trend's ``curvature`` penalty, whether what scanners do
+        to ``intensity`` is undone, and whether a ``target`` was allowed for.
     model_
         The fitted :class:`~equipool.sites.volume_model.VolumeModel`.
     """
@@ -105,8 +105,8 @@ class ImageHarmonizer(Harmonizer):
     @property
     def choices_(self) -> dict[str, Any]:
         """What was chosen on held-out participants."""
-        intensity = not self.model_.composition["intensity"].is_identity
-        return {"curvature": self.model_.curvature, "intensity": intensity}
+        model, intensity = self.model_, not self.model_.composition["intensity"].is_identity
+        return {"curvature": model.curvature, "intensity": intensity, "target": model.allowed_for_target}
 
     def transform(self, X: Any, *, site: Any = None, covariates: Any = None) -> Volumes:
         """Return volumes without the site effects, their covariates' trend kept; nothing is inferred."""

@@ -113,8 +113,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
     choices_
         What was chosen on held-out participants: the trend's ``curvature`` penalty, whether sites scale
         the trend (``scales_trend``), the ``warped`` features, whether the ``covariance`` of sites is
-        changed, its ``shrinkage`` (infinite: variances of principal components alone) and the share of the
-        ``coupling`` (0: none).
+        changed, its ``shrinkage`` (infinite: variances of principal components alone), the share of the
+        ``coupling`` (0: none), and whether a ``target`` was allowed for.
     harmonized_, point_masses_
         Which features are harmonized; the value of each feature that many rows share and that stays as it is,
         NaN where there is none.
@@ -250,8 +250,8 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
 
         For rows without covariates: from features as measured, and from features minus their site's shift.
         """
-        if not design.covariates.shape[1]:
-            return np.empty((2, z.shape[1] + 1, 0))
+        if not z.shape[1] * design.covariates.shape[1]:  # nothing to predict, or nothing that is harmonized
+            return np.zeros((2, z.shape[1] + 1, design.covariates.shape[1]))
         ridge = Ridge(alpha=RIDGE * len(z), solver="cholesky")
         fits = (
             ridge.fit(winsorised(values, 1.0), design.covariates, sample_weight=design.weight)
@@ -340,6 +340,7 @@ class SiteHarmonizer(OneToOneFeatureMixin, Harmonizer):  # type: ignore[misc]
             "covariance": not composition["covariance"].is_identity,
             "shrinkage": composition["covariance"].shrinkage,
             "coupling": composition["coupling"].share,
+            "target": self.model_.allowed_for_target,
         }
 
     def __sklearn_tags__(self) -> Any:

@@ -96,7 +96,6 @@ def account_of(
     statmap: dict[str, Any] | None = None,
     subject: NDArray[Any] | None = None,
     filled: NDArray[np.bool_] | None = None,
-    allowed_for_target: bool = False,
     again: Again | None = None,
     seed: int = 0,
     made: dict[str, Any] | None = None,
@@ -136,8 +135,6 @@ def account_of(
     largest = before[:, shown], after[:, shown], [names[k] for k in shown]
     by_feature = judged.pop("features") if judged else {}
     method = [*method, *_on_cells(by_feature, empty, filled, emptied)]
-    if allowed_for_target:
-        method.append(f"{pool.target_name} was allowed for when site effects were estimated.")
     mapped = {stage: (drawn, x[drawn]) for stage, x in stages.items()}
     if tau:
         mapped["tau"] = tau[1:]
@@ -203,13 +200,13 @@ def again_table(pool: PooledDataset, make: Callable[[], Any], subject: NDArray[A
     return partial(refit_table(pool, make, subject), np.arange(len(pool)))
 
 
-def refit_images(pool: PooledDataset, volumes: Volumes, *, keep_target: bool = False) -> Harmonize:
+def refit_images(pool: PooledDataset, volumes: Volumes, **settings: Any) -> Harmonize:
     """Return what fits a harmonizer of images on some rows and harmonizes the block means of all."""
     from equipool.estimators import ImageHarmonizer
 
     def harmonize(train: IntArray) -> FloatArray:
         y, covariates = None if pool.y is None else pool.y[train], pool.labelled_covariates.iloc[train]
-        model = ImageHarmonizer(unseen_site="pooled", keep_target=keep_target)
+        model = ImageHarmonizer(unseen_site="pooled", **settings)
         model.fit(volumes[train], y, site=pool.site_labels[train], covariates=covariates)
         return means_of_volumes(volumes, pool, model)
 

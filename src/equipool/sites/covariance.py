@@ -1,7 +1,5 @@
 """Each site's covariance of residuals, relative to the pool's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,8 +72,7 @@ class Covariance(SiteEffect):
             return identity
         whiten, colour = _Pool.of(residuals, design).roots(share)
         white = residuals @ whiten
-        [effect] = cls._of_scores(white, design, (k,), whiten=whiten, colour=colour, deviation=deviation)
-        return effect
+        return next(cls._of_scores(white, design, (k,), whiten=whiten, colour=colour, deviation=deviation))
 
     @classmethod
     def _of_scores(

@@ -28,6 +28,7 @@ class SiteModel:
     curvature: float = field(metadata={"least": 0.0})  # the penalty on the trend's curvature
     trend: Trend  # m
     composition: Composition  # T_s
+    allowed_for_target: bool
     n_participants: FloatArray = array("sites")
     winsorised: FloatArray = array("sites", "features")  # how many participants' values, for estimation
 
@@ -141,6 +142,7 @@ def fit_site_model(
         composition=Composition(
             (warping, affine, covariance, Coupling.fit(residuals, design, wanted=coupling, seed=seed))
         ),
+        allowed_for_target=design.target.shape[1] > 0,
         n_participants=design.n_participants,
         winsorised=count,
     )

@@ -57,6 +57,7 @@ class VolumeModel:
     trend: Trend  # m
     composition: Composition  # T_s
     discriminant: SiteDiscriminant
+    allowed_for_target: bool
     template: FloatArray = array("features")  # the mean volume, by which gains are estimated
     n_participants: FloatArray = array("sites")
 
@@ -290,6 +291,7 @@ def fit_volume_model(volumes: Volumes, design: Design) -> VolumeModel:
         curvature=shared.curvature,
         trend=Trend(shared.basis, slopes[: shared.basis.width], level),
         composition=Composition((fit.intensity or Intensity.identity(*nothing), affine)),
+        allowed_for_target=design.target.shape[1] > 0,
         n_participants=design.n_participants,
         discriminant=discriminant,
     )

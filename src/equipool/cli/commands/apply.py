@@ -1,7 +1,7 @@
 """``equipool apply``: a saved model on new participants."""
 
-import argparse
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from equipool.judge.scores import FloatArray
 from equipool.progress import say
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Apply a model of images to images, and one of tables to tables."""
     inner = arguments.model / "model"
     folder = inner if inner.is_dir() else arguments.model
@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _apply_to_table(arguments, model, frame, facts)
 
 
-def _apply_to_table(
-    arguments: argparse.Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]
-) -> int:
+def _apply_to_table(arguments: Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]) -> int:
     features = list(getattr(model, "feature_names_in_", ()))
     if not isinstance(model, SiteHarmonizer) or not features:
         raise InputError(
@@ -82,12 +80,14 @@ def _apply_to_table(
         made = {"harmonized": arguments.out / written}
         if not arguments.no_report:
             stages = frame[features].to_numpy(np.float64), clean.to_numpy(np.float64)
-            made |= _report(arguments, new, model, frame, stages)
+            # Of several covariates, all are estimated where one is lacking.
+            inferred = ([] if arguments.site else ["the site"]) + (names if lacking else [])
+            made |= _report(arguments, new, model, frame, inferred, *stages)
     announce(arguments, made, rows=len(frame))
     return 0
 
 
-def _require_asked_for(arguments: argparse.Namespace, lacking: list[str]) -> None:
+def _require_asked_for(arguments: Namespace, lacking: list[str]) -> None:
     """Refuse to estimate the site or covariates of a table unless that is asked for; else say it is done."""
     what = [] if arguments.site else ["a site (name its column with --site)"]
     what += [f"{listed(lacking)} (kept at the fit)"] if lacking else []
@@ -109,7 +109,7 @@ def _columns_of_fit(model: Any, frame: pd.DataFrame) -> Iterator[tuple[Seen, Flo
                 yield seen, values
 
 
-def _check_beside_fit(arguments: argparse.Namespace, model: Any, frame: pd.DataFrame) -> None:
+def _check_beside_fit(arguments: Namespace, model: Any, frame: pd.DataFrame) -> None:
     """Refuse columns in another unit than at the fit; warn of unusual rows, and of sites that are new."""
     columns = _columns_of_fit(model, frame)
     findings = [finding for seen, values in columns for finding in seen.findings(values)]
@@ -130,7 +130,7 @@ def _check_beside_fit(arguments: argparse.Namespace, model: Any, frame: pd.DataF
 
 
 def _report(
-    arguments: argparse.Namespace, new: Path, model: Any, frame: pd.DataFrame, stages: Sequence[FloatArray]
+    arguments: Namespace, new: Path, model: Any, frame: pd.DataFrame, inferred: list[str], *stages: FloatArray
 ) -> dict[str, Path]:
     """Write the page: which rows of which sites, beside the data of the fit; the site before and after."""
     from equipool.judge.heldout import predicted_among
@@ -150,9 +150,9 @@ def _report(
         sites=dict(zip(*np.unique(labels, return_counts=True), strict=True)),
         at_fit={str(name): round(float(count)) for name, count in participants},
         unseen=arguments.unseen_site,
-        inferred=arguments.infer,
+        inferred=inferred,
         columns=sorted(columns, key=lambda one: (not one[0].is_covariate, -one[1])),
-        predicted=predicted_among(labels, *stages) if len(stages) and len(labels) else {},
+        predicted=predicted_among(labels, *stages) if stages and len(labels) else {},
         plural=plural,
     )
     write_whole(new / "report.html", page)
@@ -160,7 +160,7 @@ def _report(
 
 
 def _apply_to_images(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     model: Any,
     pooler: Any,
     frame: pd.DataFrame,

@@ -1,7 +1,7 @@
 """``equipool benchmark``: methods compared on held-out participants."""
 
-import argparse
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from equipool.report.benchmark_figures import benchmark_figures, frontier_figure
 from equipool.report.style import save_figure
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Run the benchmark, or the comparison of harmonizers, and draw it."""
     if arguments.datasets[0] == "harmonizers":
         return _benchmark_harmonizers(arguments)
@@ -44,13 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
+def _benchmark_harmonizers(arguments: Namespace) -> int:
     if len(arguments.datasets) < 2:
         raise InputError("Name the tables to compare harmonizers on, such as volumes.csv or simulated-0.")
     pools, subjects = {}, {}
     for table in arguments.datasets[1:]:
         # Each table may have other columns than the next.
-        call = argparse.Namespace(**{**vars(arguments), "table": Path(table)})
+        call = Namespace(**{**vars(arguments), "table": Path(table)})
         if not table.startswith("simulated-"):
             table_kind(call.table)  # before a folder is taken for one of images
             read_rows(call)
@@ -70,6 +70,6 @@ def _benchmark_harmonizers(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _methods(arguments: argparse.Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
+def _methods(arguments: Namespace, groups: dict[str, Any]) -> tuple[str, ...]:
     """Return the methods of a call, each once, with the names of groups resolved."""
     return tuple(dict.fromkeys(m for name in arguments.methods for m in groups.get(name, (name,))))

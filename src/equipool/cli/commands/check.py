@@ -1,7 +1,7 @@
 """``equipool check``: can the sites of a table or a folder be pooled?"""
 
-import argparse
 import json
+from argparse import Namespace
 
 from equipool.cli.options import check_config_path, write_config
 from equipool.cli.source import read_rows, roles
@@ -9,7 +9,7 @@ from equipool.data import check
 from equipool.progress import say
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Print the pre-flight report; the exit code is its verdict."""
     if arguments.write_config:
         check_config_path(arguments.write_config)

@@ -1,14 +1,14 @@
 """``equipool datasets``: the datasets of the benchmark, and which of them are in the cache."""
 
-import argparse
 import json
+from argparse import Namespace
 
 from equipool.benchmark.datasets import list_datasets, load_dataset, require_dataset
 from equipool.cli.outputs import announce
 from equipool.exceptions import InputError
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """List or fetch."""
     if arguments.action == "list" and arguments.names:
         raise InputError(f"`datasets list` takes no names; fetch with: datasets fetch {arguments.names[0]}.")

@@ -1,6 +1,6 @@
 """``equipool demo``: a simulated pool of three scanners, from table to harmonized volumes."""
 
-import argparse
+from argparse import Namespace
 from typing import Any
 
 import pandas as pd
@@ -27,7 +27,7 @@ In participants who were not in the fit:
 """
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Simulate, check, pool and harmonize; write it all into the folder."""
     truth = simulate.simulate_table(overlap=arguments.overlap, random_state=arguments.seed)
     pool, frame = truth.pool, truth.pool.to_frame()

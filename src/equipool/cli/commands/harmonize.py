@@ -1,10 +1,10 @@
 """``equipool harmonize``: images or a table without site effects, and the model that removes them."""
 
-import argparse
 import hashlib
 import json
 import shutil
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from equipool.progress import duration, say
 STARTING, SECONDS_PER_STEP, TIMES_READING = 4.0, 0.04, 4.0
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Harmonize images or a table, whichever the source is."""
     source = read_source(arguments)
     frame, inputs, pool, _ = source
@@ -36,10 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     counts = {"people": len(pool), "sites": sites, "features": list(pool.feature_names)}
     facts = facts_of(arguments, frame) | counts
     check_out(arguments, facts)
-    if arguments.keep_target:
-        if pool.y is None:
-            raise InputError("--keep-target needs a target; name its column with --target.")
-        say(f"equipool: site effects are estimated with {arguments.target} allowed for (--keep-target).")
+    if arguments.keep_target and pool.y is None:
+        raise InputError("--keep-target needs a target; name its column with --target.")
     places, mapped = pd.DataFrame(), pd.DataFrame()
     if pool.images is not None:
         places = derivative.places_of(frame, pool.images, arguments.id or arguments.subject)
@@ -60,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[str, Any]) -> dict[str, Any]:
+def _harmonize_table(arguments: Namespace, source: Source, facts: dict[str, Any]) -> dict[str, Any]:
     """Harmonize and write a table; return what was written."""
     frame, _, pool, subject = source
     out, features = arguments.out, list(pool.feature_names)
@@ -69,24 +67,21 @@ def _harmonize_table(arguments: argparse.Namespace, source: Source, facts: dict[
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
     y = pool.y if arguments.keep_target else None
     clean = model.fit_transform(frame[features], y, **given, subject=subject)
+    on_target = derivative.say_of_target(arguments, model)
     with whole_or_nothing(arguments, facts) as new:
         model.save(new / "model")
         written, cells = derivative.write_harmonized(arguments, new, frame, clean)
-        write_json(new / "summary.json", {**facts, **cells})
+        write_json(new / "summary.json", {**facts, "target_allowed_for": model.choices_["target"], **cells})
     made = {"harmonized": out / written, "features": listed(features, shown=3), "model": out / "model"}
     if not arguments.no_report:
         from equipool.cli.commands.report import report_on_table
 
-        made["report"] = report_on_table(arguments, source, clean)
+        made["report"] = report_on_table(arguments, source, clean, on_target)
     return made
 
 
 def _harmonize_images(
-    arguments: argparse.Namespace,
-    source: Source,
-    facts: dict[str, Any],
-    places: pd.DataFrame,
-    mapped: pd.DataFrame,
+    arguments: Namespace, source: Source, facts: dict[str, Any], places: pd.DataFrame, mapped: pd.DataFrame
 ) -> dict[str, Any]:
     """Harmonize and write images, perhaps with codes, and t-maps of some rows; return what was written."""
     frame, _, pool, _ = source
@@ -95,9 +90,11 @@ def _harmonize_images(
     given = {"site": frame[arguments.site], "covariates": frame[arguments.covariates]}
     harmonizer = ImageHarmonizer(keep_target=arguments.keep_target, random_state=arguments.seed)
     harmonizer.fit(volumes, pool.y if arguments.keep_target else None, **given)
+    on_target = derivative.say_of_target(arguments, harmonizer)
     pooler = _fitted_pooler(arguments, volumes, pool, facts, **given) if arguments.codes else None
     made = {"harmonized": out / "sub-…" / "anat", "model": out / "model"}
     summary, views = {**facts, "grid": list(volumes.mask.shape), "voxels": volumes.shape[1]}, None
+    summary["target_allowed_for"] = allowed = harmonizer.choices_["target"]
     with whole_or_nothing(arguments, facts) as new:
         write_description(new, "Harmonized brains", "harmonize")
         harmonizer.save(new / "model")
@@ -109,7 +106,7 @@ def _harmonize_images(
         columns = [arguments.site, *arguments.covariates, arguments.target, arguments.statmap]
         derivative.write_participants(new, places, frame, columns)
         if arguments.statmap:
-            voxels, views = derivative.write_statmaps(arguments, new, mapped, volumes, places)
+            voxels, views = derivative.write_statmaps(arguments, new, mapped, volumes, places, allowed)
             summary |= voxels
             made["t-maps"] = out / "statmaps"
         write_json(new / "summary.json", summary)
@@ -118,13 +115,15 @@ def _harmonize_images(
     if not arguments.no_report:
         from equipool.cli.commands.report import report_on_images
 
-        more = {"subject": places["participant_id"].to_numpy(), "statmap": views}
-        made["report"] = report_on_images(arguments, source, volumes, harmonizer, pooler, **more)
+        more: dict[str, Any] = {"subject": places["participant_id"].to_numpy(), "statmap": views}
+        made["report"] = report_on_images(
+            arguments, source, volumes, harmonizer, pooler, method=on_target, **more
+        )
     return made
 
 
 def _fitted_pooler(
-    arguments: argparse.Namespace, volumes: Volumes, pool: PooledDataset, call: dict[str, Any], **given: Any
+    arguments: Namespace, volumes: Volumes, pool: PooledDataset, call: dict[str, Any], **given: Any
 ) -> EquivariantPooler:
     """Train the codes. An interrupted run of the same call goes on: its training is kept until the end."""
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in volumes.paths]
@@ -138,7 +137,7 @@ def _fitted_pooler(
     return pooler.fit(volumes, pool.y, **given)
 
 
-def _dry_run(arguments: argparse.Namespace, pool: PooledDataset, counts: dict[str, Any]) -> int:
+def _dry_run(arguments: Namespace, pool: PooledDataset, counts: dict[str, Any]) -> int:
     """Say what a run would do, and how long it takes, give or take a factor of two."""
     seconds: float | None
     if pool.images is None:

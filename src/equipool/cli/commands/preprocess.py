@@ -1,8 +1,8 @@
 """``equipool preprocess``: T1-weighted heads of a BIDS folder to brains on the MNI grid."""
 
-import argparse
 import os
 import statistics
+from argparse import Namespace
 from typing import Any
 
 from equipool.cli.source import READERS
@@ -14,7 +14,7 @@ from equipool.report.page import write_quality
 ENTITIES = ("session", "run", "acq", "desc")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Preprocess, write the page for quality control, and say what became of the heads."""
     steps = Steps(arguments.resolution, tuple(arguments.skip), arguments.brain_extracted)
     entities = {name: value for name in ENTITIES if (value := getattr(arguments, name)) is not None}
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _dry_run(arguments: argparse.Namespace, steps: Steps, what: dict[str, Any]) -> int:
+def _dry_run(arguments: Namespace, steps: Steps, what: dict[str, Any]) -> int:
     heads, done = find_heads(arguments.bids, arguments.out, steps, **what), []
     for head in heads:
         facts = None if arguments.fresh else head.read_facts()

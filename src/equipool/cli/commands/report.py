@@ -1,10 +1,10 @@
 """``equipool report``: the HTML report of a harmonization, by `harmonize` at its end or by another tool."""
 
-import argparse
 import hashlib
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
@@ -34,7 +34,7 @@ OF_IMAGES = ("codes", "encoder", "steps", "statmap")
 MARKS = {"good": "✓", "fair": "~", "bad": "✗"}
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Write the report of a folder or of two tables."""
     source: Path = arguments.table
     if not source.exists():
@@ -74,7 +74,7 @@ def _read_account(folder: Path) -> Account:
         raise InputError(f"{path}: {error}") from error
 
 
-def _two_tables(arguments: argparse.Namespace) -> Account:
+def _two_tables(arguments: Namespace) -> Account:
     source = read_source(arguments)
     labels = [name for name in (arguments.site, arguments.id) if name]
     after = _aligned(source.frame, read_table(arguments.after, labels=labels), arguments)
@@ -87,7 +87,7 @@ def _two_tables(arguments: argparse.Namespace) -> Account:
     return account_of(source.pool, given.features, None, checked, **more)
 
 
-def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: argparse.Namespace) -> pd.DataFrame:
+def _aligned(before: pd.DataFrame, after: pd.DataFrame, arguments: Namespace) -> pd.DataFrame:
     """Return the harmonized table in the order of the other, with the columns that it does not have."""
     id, tables = arguments.id, (arguments.table, arguments.after)
     if id:
@@ -125,7 +125,7 @@ def _same(one: pd.Series, other: pd.Series, *, exactly: bool = False) -> bool:
     return bool(np.allclose(first, second, rtol=0.0 if exactly else 1e-4, equal_nan=True))
 
 
-def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.DataFrame) -> Path:
+def report_on_table(arguments: Namespace, source: Source, clean: pd.DataFrame, method: list[str]) -> Path:
     """Write the account and the report of a harmonized table, and return the page."""
     settings = {"keep_target": arguments.keep_target, "random_state": arguments.seed}
     make = partial(SiteHarmonizer, missing=arguments.missing, **settings)
@@ -133,21 +133,23 @@ def report_on_table(arguments: argparse.Namespace, source: Source, clean: pd.Dat
     refit, again = (refit_of(pool, make, subject) for refit_of in (refit_table, again_table))
     checked = preflight(source.inputs, missing=arguments.missing)
     made = _how_made(arguments, [arguments.table])
-    more = {"subject": subject, "again": again, "made": made}
+    more = {"subject": subject, "again": again, "made": made, "method": method}
     return _write(arguments, pool, clean.to_numpy(), refit, checked, **more)
 
 
 def report_on_images(
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     source: Source,
     volumes: Volumes,
     harmonizer: ImageHarmonizer,
     pooler: EquivariantPooler | None,
+    *,
+    method: list[str],
     **more: Any,
 ) -> Path:
     """Write the account and the report of harmonized images, and return the page.
 
-    ``more`` are the participants and the t-maps, as :func:`account_of` takes them.
+    ``method``, and in ``more`` the participants and the t-maps, as :func:`account_of` takes them.
     """
     pool = source.pool
     brightness = np.concatenate([np.median(rows, axis=1) for rows in volumes.blocks(16)])
@@ -157,12 +159,12 @@ def report_on_images(
         arguments,
         pool,
         means_of_volumes(volumes, pool, harmonizer),
-        refit_images(pool, volumes, keep_target=arguments.keep_target),
+        refit_images(pool, volumes, keep_target=arguments.keep_target, random_state=arguments.seed),
         preflight(with_intensity(source.inputs, brightness)),
         before=before,
         features=block_names(volumes),
         kind="images",
-        method=[f"Images were summarised as {size}."],
+        method=[f"Images were summarised as {size}.", *method],
         folds=2 if len(before) * volumes.shape[1] > 10**8 else 3,
         tau=None if pooler is None else tau_of(pooler, volumes, pool),
         made=_how_made(arguments, images=volumes.paths),
@@ -170,10 +172,9 @@ def report_on_images(
     )
 
 
-def _write(arguments: argparse.Namespace, *harmonized: Any, **more: Any) -> Path:
+def _write(arguments: Namespace, *harmonized: Any, **more: Any) -> Path:
     say("Evaluating on held-out participants for the report (--no-report leaves it out) …")
-    more |= {"seed": arguments.seed, "allowed_for_target": arguments.keep_target}
-    account = account_of(*harmonized, **more)
+    account = account_of(*harmonized, **more, seed=arguments.seed)
     write_whole(arguments.out / ACCOUNT, account.to_json())
     for one in account.verdict:
         say(f"{MARKS[one['level']]} {one['text']}")
@@ -181,7 +182,7 @@ def _write(arguments: argparse.Namespace, *harmonized: Any, **more: Any) -> Path
 
 
 def _how_made(
-    arguments: argparse.Namespace, tables: Sequence[Path] = (), *, images: Sequence[Path] = ()
+    arguments: Namespace, tables: Sequence[Path] = (), *, images: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """Return what is needed to make a report again."""
     hashes = {path.name: file_sha256(path) for path in tables}

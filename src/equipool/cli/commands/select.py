@@ -1,6 +1,6 @@
 """``equipool select``: choose settings of methods on validation splits."""
 
-import argparse
+from argparse import Namespace
 from importlib.util import find_spec
 
 from equipool.benchmark.datasets import require_dataset
@@ -9,7 +9,7 @@ from equipool.cli.outputs import announce
 from equipool.exceptions import MissingExtraError
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Search, and say where the settings are."""
     require_dataset(arguments.dataset)
     if find_spec("optuna") is None:

@@ -1,7 +1,7 @@
 """``equipool simulate``: a BIDS folder of simulated brains from several scanners, with the truth."""
 
-import argparse
 import os
+from argparse import Namespace
 
 from equipool.cli.outputs import announce, check_out, whole_or_nothing
 from equipool.exceptions import InputError
@@ -12,7 +12,7 @@ from equipool.simulate.brains import custom_cohort, simulate_brains
 FILES = ("sub-*/anat/sub-*_desc-brain_T1w.nii.gz", "derivatives/truth/**/*.nii.gz")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Simulate, write, and say what is where."""
     check_out(arguments)
     custom, patients = arguments.people is not None, arguments.patients is not None
