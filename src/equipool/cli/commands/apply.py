@@ -57,10 +57,9 @@ def run(arguments: Namespace) -> int:
 def _apply_to_table(arguments: Namespace, model: Any, frame: pd.DataFrame, facts: dict[str, Any]) -> int:
     features = list(getattr(model, "feature_names_in_", ()))
     if not isinstance(model, SiteHarmonizer) or not features:
-        raise InputError(
-            f"{arguments.model} holds a {type(model).__name__} {'with' if features else 'without'} names of "
-            "columns; use its Python interface, or fit a SiteHarmonizer on a data frame."
-        )
+        what = f"a {type(model).__name__} {'with' if features else 'without'} names of columns"
+        advice = "use its Python interface, or fit a SiteHarmonizer on a data frame."
+        raise InputError(f"{arguments.model} holds {what}; {advice}")
     require_columns(frame, features)
     names = list(model.encoding_.columns)
     lacking = [name for name in names if name not in frame]
@@ -92,10 +91,8 @@ def _require_asked_for(arguments: Namespace, lacking: list[str]) -> None:
     what = [] if arguments.site else ["a site (name its column with --site)"]
     what += [f"{listed(lacking)} (kept at the fit)"] if lacking else []
     if what and not arguments.infer:
-        raise InputError(
-            f"{arguments.table} lacks {' and '.join(what)}; add it, or have it estimated from the features "
-            "with --infer, which costs precision."
-        )
+        advice = "add it, or have it estimated from the features with --infer, which costs precision."
+        raise InputError(f"{arguments.table} lacks {' and '.join(what)}; {advice}")
     if what:
         say(f"Warning: {arguments.table} lacks {' and '.join(what)}; estimated from the features (--infer).")
 

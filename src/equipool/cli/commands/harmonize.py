@@ -116,9 +116,7 @@ def _harmonize_images(
         from equipool.cli.commands.report import report_on_images
 
         more: dict[str, Any] = {"subject": places["participant_id"].to_numpy(), "statmap": views}
-        made["report"] = report_on_images(
-            arguments, source, volumes, harmonizer, pooler, method=on_target, **more
-        )
+        made["report"] = report_on_images(arguments, source, volumes, harmonizer, pooler, on_target, **more)
     return made
 
 

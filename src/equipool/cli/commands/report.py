@@ -143,7 +143,6 @@ def report_on_images(
     volumes: Volumes,
     harmonizer: ImageHarmonizer,
     pooler: EquivariantPooler | None,
-    *,
     method: list[str],
     **more: Any,
 ) -> Path:
