@@ -260,7 +260,6 @@ def test_values_that_many_share_stay_what_they_are():
     assert not np.isclose(found[~zero, 1], x[~zero, 1]).any()
 
 
-@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value encountered in scalar divide")
 @pytest.mark.parametrize("settings", [{}, {"infer": True}, {"missing": "impute"}, {"keep_target": True}])
 @pytest.mark.parametrize("kind", ["constant", "point mass"])
 def test_a_table_without_anything_to_harmonize_passes_through_unchanged(kind, settings, tmp_path):

@@ -244,7 +244,8 @@ def variance_between(values: FloatArray, error: FloatArray) -> FloatArray:
     apart = (weight * (values - (weight * values).sum(axis=0) / total) ** 2).sum(axis=0)
     degrees = np.maximum(total - (weight**2).sum(axis=0) / total, TINY)
     between = np.where(count > 1, np.maximum(apart - (count - 1), 0) / degrees, 0.0)
-    return (count * between + PRIOR_SITES * between.mean()) / (count + PRIOR_SITES)
+    typical = between.sum() / max(between.size, 1)
+    return (count * between + PRIOR_SITES * typical) / (count + PRIOR_SITES)
 
 
 @dataclass(frozen=True, eq=False)
