@@ -73,25 +73,30 @@ def test_chance_effects_that_grow_with_a_covariance_without_the_target_are_named
 
 
 def reported(seed, make):
-    """Return the account of a table that was given, with a target that has nothing to do with it."""
+    """Return which cells were emptied, the accounts without and with that, and the sentence about it.
+
+    Of a table that was given, with a target that has nothing to do with it.
+    """
     pool = planted.table(seed, people=80)
     pool = replace(pool, y=np.random.default_rng(seed).permutation(pool.y))
     given = {"site": pool.site_labels, "covariates": pool.C}
     after = make().fit(pool.features, pool.y, **given).transform(pool.features, **given)
     checked = check(pool.to_frame(), site="site", covariates="age", target="dx", id="id")
-    return after, *(account_of(pool, x, None, checked, folds=2) for x in (pool.features, after))
+    untouched, account = (account_of(pool, x, None, checked, folds=2) for x in (pool.features, after))
+    [sentence] = [one for one in account.verdict if "were emptied" in one["text"]]
+    assert f"{np.isnan(after).sum()} cells of" in sentence["text"]
+    return np.isnan(after), untouched, account, sentence
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cells_emptied_by_the_target_are_named_and_leave_the_table_as_measured_alone(seed):
     """What was empty in one table was emptied in the other: an effect stood there "as measured", ticked."""
-    after, untouched, account = reported(seed, planted.EmptiesCells)
-    [said] = [one for one in account.verdict if "were emptied" in one["text"]]
-    assert said["level"] == "bad"
-    assert f"{np.isnan(after).sum()} cells of 12 features" in said["text"]
-    assert "'dx': this can make up an effect" in said["text"]
+    emptied, untouched, account, sentence = reported(seed, planted.EmptiesCells)
+    assert sentence["level"] == "bad"
+    assert f"{emptied.sum()} cells of 12 features" in sentence["text"]
+    assert "'dx': this can make up an effect" in sentence["text"]
     assert levels(account.verdict[1:], "dx") <= {"fair", "bad"}
-    assert account.shares["emptied cells"] == np.isnan(after).sum(axis=0).tolist()
+    assert account.shares["emptied cells"] == emptied.sum(axis=0).tolist()
     assert account.shares["before"] == untouched.shares["before"]
     measured = {"measured_t", "with_site_t", "measured_q", "with_site_q"}
     for name in measured & set(untouched.effects["table"]):
@@ -101,11 +106,9 @@ def test_cells_emptied_by_the_target_are_named_and_leave_the_table_as_measured_a
 
 @pytest.mark.parametrize("seed", range(3))
 def test_outliers_that_were_emptied_are_counted_and_accuse_nobody(seed):
-    after, _, account = reported(seed, planted.EmptiesOutliers)
-    [said] = [one for one in account.verdict if "were emptied" in one["text"]]
-    assert said["level"] == "fair"
-    assert f"{np.isnan(after).sum()} cells of" in said["text"]
-    assert "'dx'" not in said["text"]
+    _, _, account, sentence = reported(seed, planted.EmptiesOutliers)
+    assert sentence["level"] == "fair"
+    assert "'dx'" not in sentence["text"]
     assert "good" not in levels(account.verdict[1:], "signal of")
 
 

@@ -117,7 +117,9 @@ def test_a_site_of_one_participant_has_the_covariance_of_the_pool():
     effect = Covariance.fit(np.vstack([residuals, np.zeros(4)]), draw.design_of(site), shrinkage=30.0)
     z = rng.normal(size=(5, 4))
     undone = effect.undo(z, draw.context(3, z))
-    assert np.abs((undone - z) @ effect.whiten).max() < 0.2 * np.abs(z @ effect.whiten).max()
+    # But for the factors by which the pool keeps its variance, the same for a site that is like the pool.
+    np.testing.assert_allclose(undone @ effect.whiten * effect.scale[3], z @ effect.whiten)
+    np.testing.assert_allclose(effect.scale[3], 1.0, atol=0.2)
 
 
 @pytest.mark.parametrize(("sites", "n", "p"), [(3, 80, 10), (20, 15, 10), (30, 2, 12), (4, 30, 60)])

@@ -218,8 +218,9 @@ def say_of_target(arguments: Namespace, harmonizer: SiteHarmonizer | ImageHarmon
     """Say whether the target entered the fit; return that for the report, nothing without --keep-target."""
     if not arguments.keep_target:
         return []
-    what = "was given, but held-out participants gave no reason to allow for it"
-    what = "was allowed for" if harmonizer.choices_["target"] else what
+    what = "was allowed for"
+    if not harmonizer.choices_["target"]:
+        what = "was given, but held-out participants gave no reason to allow for it"
     text = f"{arguments.target} {what} when site effects were estimated."
     say(f"equipool: {text}")
     return [text]

@@ -239,7 +239,7 @@ def _chosen_shrinkages(residuals: FloatArray, design: Design, k: float | None) -
         fitted, a, judged, b = _around_training_means(residuals, design, *fold)
         whiten, colour = pool.roots(share)
         a, b, site = a @ whiten, b @ whiten, judged.site
-        # Scores of held-out participants vary more, where features are many: not due to their sites.
+        # Where features are many, these vary more than the scores fitted on, whatever their site.
         variance = judged.weight @ b**2 / max(judged.weight.sum(), TINY)
         b /= np.sqrt(np.where(variance > TINY, variance, 1.0))
         held, before = judged.n_participants, fitted.weight @ a**2
